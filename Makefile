@@ -1,0 +1,50 @@
+# Development tasks. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+export HYPOTHESIS_PROFILE ?= default
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench lock clean nightly
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml requirements-dev.lock
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(UV) || $(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
+	$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements-dev.lock
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+install: $(VENV)/.installed ## Make .venv with all that development needs
+
+demo: install ## Run the daemon against an embedded fleet: a day's traffic, then a report
+	$(BIN)/autoscaler demo
+
+test: install ## Run all tests (installs Debian's prometheus where it may)
+	@tests/install-prometheus
+	$(BIN)/python -m pytest
+
+nightly: install ## The property tests over at least 100,000 ticks
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m "" tests/core/test_properties.py --timeout 3600
+
+lint: install ## Ruff and mypy, strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install ## Sort imports and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install ## Measure: parser, decide, replay, recording, start
+	$(BIN)/python -m bench
+
+lock: ## Resolve the development environment again
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+	  --group dev pyproject.toml --extra nvml --extra report -o requirements-dev.lock
+
+clean: ## Remove what was built
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

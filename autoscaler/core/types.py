@@ -1,0 +1,511 @@
+"""The values of one tick, in the order they are made: readings, snapshot, score, demand, forecast, decision."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+
+class GapReason(StrEnum):
+    """Why a reading is missing, stale or not believed. Bounded, so that it can label a metric."""
+
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    HTTP_STATUS = "http_status"
+    UNAUTHORIZED = "unauthorized"
+    BODY_TOO_LARGE = "body_too_large"
+    BAD_BODY = "bad_body"
+    PARSE_ERROR = "parse_error"
+    NO_FAMILIES = "no_families"
+    FAMILY_MISSING = "family_missing"
+    FILTER_MATCHED_NOTHING = "filter_matched_nothing"
+    EMPTY = "empty"
+    AMBIGUOUS_RESULT = "ambiguous_result"
+    QUERY_ERROR = "query_error"
+    TRANSIENT = "transient"
+    PARTIAL = "partial"
+    WINDOW_TOO_SHORT = "window_too_short?"
+    STALE = "stale"
+    NON_FINITE = "non_finite"
+    OUT_OF_RANGE = "out_of_range"
+    DCGM_BLANK = "dcgm_blank"
+    ZERO_TOTAL = "zero_total"
+    DUPLICATE = "duplicate"
+    NO_POD_LABEL = "no_pod_label"
+    POD_NOT_LIVE = "pod_not_live"
+    SHARED_DEVICE = "shared_device"
+    NOT_SUPPORTED = "not_supported"
+    NOT_LOADED = "not_loaded"
+    DEVICE_LOST = "device_lost"
+    NO_INF_BUCKET = "no_inf_bucket"
+    NO_OBSERVATIONS = "no_observations"
+    FEW_OBSERVATIONS = "few_observations"
+    NOT_CONFIGURED = "not_configured"
+    NO_READY_PODS = "no_ready_pods"
+    NO_HISTORY = "no_history"
+    NO_CAPACITY = "no_kv_capacity"
+    KV_STALE_IDLE = "kv_stale_idle"
+    KV_IMPLAUSIBLE = "kv_implausible"
+    ENGINE_STALLED = "engine_stalled"
+    MEMORY_COARSE = "memory_coarse"
+
+
+WHOLE_PAGE = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A reading that is not there, and why: never a zero.
+
+    Args:
+        signal: name from `core.signals`, or `WHOLE_PAGE` when nothing of a source could be used.
+        reason: the class of the failure.
+        source: which source it came from: "vllm", "dcgm", "nvml", "prometheus", "target", "core".
+        pod: name of the pod it concerns; "" for the whole target.
+        detail: for people, at most 200 characters, free of credentials.
+    """
+
+    signal: str
+    reason: GapReason
+    source: str = ""
+    pod: str = ""
+    detail: str = ""
+
+
+class PodPhase(StrEnum):
+    """`status.phase` of a pod."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod that the target owns, as the API server says. Times are epoch seconds of the API server's clock.
+
+    Args:
+        uid: identity; a name can be reused.
+        ready: the Ready condition is True.
+        terminating: `deletionTimestamp` is set.
+        created_at: `creationTimestamp`.
+        ready_at: last transition of the Ready condition; None if it was never evaluated.
+        was_ready: it is ready now, or its Ready condition shows that it was ready before.
+        restarts: sum over containers.
+        waiting_reason: of a waiting container, e.g. `CrashLoopBackOff`, `ImagePullBackOff`; "" otherwise.
+        oom_killed: a container's last termination was `OOMKilled`.
+        unschedulable_at: since when the scheduler finds no node; None when it does.
+        max_num_seqs: from the container's arguments; None when they do not say.
+        revision: `pod-template-hash` label, "" when absent.
+    """
+
+    name: str
+    uid: str
+    phase: PodPhase = PodPhase.RUNNING
+    ready: bool = True
+    terminating: bool = False
+    ip: str = ""
+    node: str = ""
+    created_at: float = 0.0
+    ready_at: float | None = None
+    was_ready: bool = False
+    restarts: int = 0
+    waiting_reason: str = ""
+    oom_killed: bool = False
+    unschedulable_at: float | None = None
+    max_num_seqs: int | None = None
+    revision: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetStatus:
+    """The Deployment and the pods that it owns.
+
+    Args:
+        current_replicas: `spec.replicas`, the base of every change.
+        status_replicas, ready_replicas, updated_replicas: from the status.
+        rollout: a new revision is being rolled out (status not yet at the spec's generation or revision).
+        rollout_unhealthy: pods of the newest revision crash, or cannot pull, while a rollout is under way.
+        other_owner: who else writes replicas, e.g. `HorizontalPodAutoscaler/chat`; "" for nobody.
+        pods: owned by owner references, whatever their phase.
+    """
+
+    namespace: str
+    name: str
+    uid: str = ""
+    current_replicas: int
+    status_replicas: int = 0
+    ready_replicas: int = 0
+    updated_replicas: int = 0
+    rollout: bool = False
+    rollout_unhealthy: bool = False
+    other_owner: str = ""
+    pods: tuple[Pod, ...] = ()
+
+
+class EngineKey(NamedTuple):
+    """Identity of one engine: a pod and, in it, the data-parallel rank."""
+
+    pod_uid: str
+    engine: str = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HistogramRows:
+    """One histogram of the engines that share a bucket layout.
+
+    Args:
+        bounds: upper bounds, ascending, the last is +Inf.
+        rows: shape (k,), which rows of `Engines.keys` these are, ascending.
+        counts: shape (k, len(bounds)), cumulative counts since each engine's start.
+    """
+
+    bounds: tuple[float, ...]
+    rows: Ints
+    counts: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Engines:
+    """What the engines' pages said, one row an engine.
+
+    Args:
+        keys: the rows' identities, sorted.
+        values: shape (len(keys), len(signals.ENGINE_COLUMNS)); NaN where a reading is missing.
+        histograms: by name from `signals.HISTOGRAMS`, one entry per bucket layout; an absent name was not read.
+    """
+
+    keys: tuple[EngineKey, ...]
+    values: Floats
+    histograms: Mapping[str, tuple[HistogramRows, ...]] = field(default_factory=dict)
+
+
+class Attribution(StrEnum):
+    """How sure it is that a device's memory is the pod's."""
+
+    EXCLUSIVE = "exclusive"
+    PER_PROCESS = "per-process"
+    DEVICE_ONLY = "device-only"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device, or one MIG instance of it, as one pod sees it.
+
+    A device that several pods of the target share gives one value per pod with `shared` set.
+
+    Args:
+        uuid, instance: identity; `instance` is the MIG GPU instance id, "" for a whole card.
+        pod_uid: the pod it is attributed to, "" for nobody.
+        shared: more than one pod uses the device.
+        memory_used, memory_free: bytes of the device; None when unknown. Reserved memory is in neither.
+        pod_memory_used: bytes that the pod's own processes hold; None when it cannot be told.
+        utilization: ratio in [0, 1]; None when unknown.
+        xid: last Xid code, 0 for none.
+    """
+
+    uuid: str
+    instance: str = ""
+    pod_uid: str = ""
+    attribution: Attribution = Attribution.EXCLUSIVE
+    shared: bool = False
+    memory_used: float | None = None
+    memory_free: float | None = None
+    pod_memory_used: float | None = None
+    utilization: float | None = None
+    xid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One reading of one whole-target signal, in base units.
+
+    Args:
+        signal: name from `signals.TARGET_SIGNALS`.
+        at: when the source itself took it, epoch seconds.
+        partial: the source said that its answer lacks data: good enough to grow on, not to shrink on.
+        source: where it came from, e.g. `prometheus`.
+    """
+
+    signal: str
+    value: float
+    at: float
+    partial: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reading:
+    """What one source returns for one target and tick. Empty parts mean: not this source's business."""
+
+    engines: Engines | None = None
+    gpus: tuple[Gpu, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Snapshot:
+    """All that is known of one target at `at` (epoch seconds, whole milliseconds)."""
+
+    at: float
+    target: TargetStatus
+    engines: Engines
+    gpus: tuple[Gpu, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+class Reason(StrEnum):
+    """Why a decision is what it is. Exactly one is primary; bounded, so that it can label a metric."""
+
+    # up
+    UP_DEMAND = "up_demand"
+    UP_SCORE = "up_score"
+    UP_CRITICAL = "up_critical"
+    UP_EMERGENCY = "up_emergency"
+    UP_SATURATION = "up_saturation"
+    UP_BOUNDS = "up_bounds"
+    # down
+    DOWN_DEMAND = "down_demand"
+    DOWN_SCORE = "down_score"
+    DOWN_BOUNDS = "down_bounds"
+    # hold
+    STEADY = "steady"
+    NO_DATA = "no_data"
+    INSUFFICIENT_COMPONENTS = "insufficient_components"
+    PARTIAL_NO_SHRINK = "partial_no_shrink"
+    NO_READY_PODS = "no_ready_pods"
+    GROUP_SIZE = "group_size_mismatch"
+    SCALED_TO_ZERO = "scaled_to_zero_externally"
+    OTHER_OWNER = "other_owner"
+    PENDING_CAPACITY = "pending_capacity"
+    UNSCHEDULABLE = "unschedulable"
+    ROLLOUT = "rollout_in_progress"
+    ROLLOUT_UNHEALTHY = "rollout_unhealthy"
+    UNREADY_PODS = "unready_pods"
+    UNSTABLE_PODS = "unstable_pods"
+    WARMING_UP = "warming_up"
+    DRAINING = "draining"
+    MEMORY_GUARD = "memory_guard"
+    MEMORY_COARSE = "memory_coarse"
+    WOULD_REBOUND = "would_rebound"
+    HELD_HYSTERESIS = "held_hysteresis"
+    HELD_STABILIZATION = "held_stabilization"
+    LIMITED_STEP = "limited_step"
+    LIMITED_RATE = "limited_rate"
+    HELD_COOLDOWN = "held_cooldown"
+    HEALTH_FUSE = "health_fuse"
+    LIMITED_MAX = "limited_max"
+    LIMITED_MIN = "limited_min"
+
+
+class Mode(StrEnum):
+    """The trigger mode: what kind of situation the snapshot shows."""
+
+    NORMAL = "normal"
+    IDLE = "idle"
+    QPS_SPIKE = "qps_spike"
+    LONG_CONTEXT_BLOCK = "long_context_block"
+    BATCH_JITTER = "batch_jitter"
+    INFERENCE_BLOCKED = "inference_blocked"
+    MEMORY_IMBALANCE = "memory_imbalance"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One component of the score.
+
+    Args:
+        name: "memory", "backlog" or "latency".
+        weight: its share, before renormalisation.
+        value: in [0, 1], pods without data counted as no load: what growth is judged by. None when unknown.
+        shrink_value: the same with pods without data, or still warming up, counted as loaded. None forbids shrinking.
+        driver: which input binds and its reading, e.g. `kv_cache_usage 0.62`.
+        gap: why the value, or only the `shrink_value`, is missing.
+    """
+
+    name: str
+    weight: float
+    value: float | None
+    shrink_value: float | None
+    driver: str = ""
+    gap: GapReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The weighted pressure.
+
+    Args:
+        value: over the known weight; None when less than half of the weight is known.
+        shrink_value: the same by the parts' `shrink_value`; None when any part cannot vouch for shrinking.
+        known_weight: weight of the known parts.
+        binds: the part that contributes most.
+        memory_guard: the out-of-memory guard HR in [0, 1]; None without device memory.
+        degraded: an SLO on a share of requests is missed: blocks scale-down.
+    """
+
+    value: float | None
+    shrink_value: float | None
+    known_weight: float
+    parts: tuple[Part, ...]
+    binds: str = ""
+    memory_guard: float | None = None
+    degraded: bool = False
+
+    def part(self, name: str) -> Part:
+        """Return the part of that name."""
+        return next(part for part in self.parts if part.name == name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The replicas that the newest minute's work needs, fractional, per binding term.
+
+    None of the terms is known when `gap` says why.
+
+    Args:
+        itl: to keep the mean inter-token latency under its share of the SLO.
+        kv: to hold the resident tokens.
+        sequences: to hold the sequences.
+    """
+
+    itl: float | None = None
+    kv: float | None = None
+    sequences: float | None = None
+    gap: GapReason | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The largest term."""
+        terms = [term for term in (self.itl, self.kv, self.sequences) if term is not None]
+        return max(terms) if terms else None
+
+    @property
+    def binds(self) -> str:
+        """The name of the largest term."""
+        if self.itl is None or self.kv is None or self.sequences is None:
+            return ""
+        return max(("itl", self.itl), ("kv", self.kv), ("sequences", self.sequences), key=lambda pair: pair[1])[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is expected `horizon_s` from now.
+
+    Args:
+        horizon_s: p90 of the learned time from ordered to ready, plus one interval.
+        level, top: demand now and at the horizon, replicas, fractional, of the binding term; None without demand.
+        sigma: the margin's standard deviation, replicas.
+        up, keep: replicas wished for: grow to `up`, do not shrink below `keep`; None without demand.
+        changed: a regime change was found: bins before it were forgotten.
+        score: the score expected at the horizon in [0, 1], by the score forecaster; None without one.
+        gap: why there is no demand forecast.
+    """
+
+    horizon_s: float
+    level: float | None = None
+    top: float | None = None
+    sigma: float | None = None
+    up: int | None = None
+    keep: int | None = None
+    changed: bool = False
+    score: float | None = None
+    gap: GapReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One rule's effect on a proposal: the count before and after, and the rule's own words."""
+
+    rule: Reason
+    before: int
+    after: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A replica count on its way through the guards.
+
+    Args:
+        current: replicas now, the base of every change.
+        replicas: where it stands.
+        reason: the primary reason so far.
+        urgent: it may pass the upward cooldown and the upward window (emergency or saturation).
+        steps: the rules that shaped it, in order.
+        wished: where it stood before any guard.
+    """
+
+    current: int
+    replicas: int
+    reason: Reason
+    urgent: bool = False
+    steps: tuple[Step, ...] = ()
+    wished: int | None = None
+
+    def moved_to(self, replicas: int, rule: Reason, detail: str = "") -> Self:
+        """Return the proposal at `replicas`, with `rule` noted. The reason becomes the rule if nothing is left to do."""
+        if replicas == self.replicas:
+            return self
+        step = Step(rule=rule, before=self.replicas, after=replicas, detail=detail)
+        reason = rule if replicas == self.current else self.reason
+        return replace(self, replicas=replicas, reason=reason, steps=(*self.steps, step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleReplicas:
+    """Set `spec.replicas` to `to`, provided that it still is `seen` and the Deployment still is `uid`."""
+
+    seen: int
+    to: int
+    uid: str = ""
+
+
+Action = Hold | ScaleReplicas
+
+
+class Outcome(StrEnum):
+    """What became of an action. Only APPLIED and SIMULATED start a cooldown."""
+
+    APPLIED = "applied"
+    SIMULATED = "simulated"
+    UNCHANGED = "unchanged"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One target's decision of one tick, with all that explains it.
+
+    Args:
+        reason: the one primary reason.
+        mode: the trigger mode.
+        action: what to do.
+        unblocks: what would have to change for the next action, one line a direction; "why not now".
+    """
+
+    at: float
+    score: Score | None
+    demand: Demand
+    forecast: Forecast
+    proposal: Proposal
+    reason: Reason
+    mode: Mode
+    action: Action
+    unblocks: tuple[str, ...] = ()

@@ -1,0 +1,81 @@
+"""The error tree: what each error means for the loop is fixed by its class."""
+
+from dataclasses import dataclass
+
+
+class AutoscalerError(Exception):
+    """Base of every error that this program raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a policy file.
+
+    Args:
+        file: path of the file, as given.
+        key: dotted path of the key inside the document, e.g. `spec.scaleUp.threshold`; "" for the whole file.
+        value: the offending value as text, "" when there is none.
+        message: what is wrong and what would be right.
+    """
+
+    file: str
+    key: str
+    value: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.key}" if self.key else self.file
+        shown = f" = {self.value}" if self.value else ""
+        return f"{where}{shown}: {self.message}"
+
+
+class PolicyError(AutoscalerError):
+    """One or more policy files cannot be used; `problems` holds every mistake found, not just the first."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class TraceError(AutoscalerError):
+    """A recording cannot be read; the message names file and line."""
+
+
+class SourceError(AutoscalerError):
+    """A source as a whole could not be read. The loop turns it into gaps and goes on.
+
+    `reason` is a `core.types.GapReason` value.
+    """
+
+    def __init__(self, source: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"{source}: {reason}" + (f": {detail}" if detail else ""))
+        self.source = source
+        self.reason = reason
+        self.detail = detail
+
+
+class TargetError(AutoscalerError):
+    """The target could not be read: no snapshot this tick, try again next tick.
+
+    `reason` is one of `target_not_found`, `forbidden`, `unauthorized`, `unreachable`, `throttled`, `bad_body`.
+    `retry_after_s` is the server's own wish, when it gave one.
+    """
+
+    def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(reason + (f": {detail}" if detail else ""))
+        self.reason = reason
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+
+class ActuationError(AutoscalerError):
+    """A write was refused or its fate is unknown; the outcome is FAILED and the next tick decides afresh.
+
+    `reason` is one of `conflict`, `forbidden`, `unauthorized`, `target_not_found`, `throttled`, `invalid`, `unreachable`.
+    """
+
+    def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(reason + (f": {detail}" if detail else ""))
+        self.reason = reason
+        self.detail = detail
+        self.retry_after_s = retry_after_s
