@@ -1,12 +1,15 @@
 """Frozen policy values: their defaults and their invariants. The only definition of what a policy file may say.
 
 A field `some_name` is the key `someName`; a field that ends in `_s` holds seconds and is written as a duration under
-the key without that ending (`stabilization_s` is `stabilization: 30s`). `policy_file` does the reading.
+the key without that ending (`stabilization_s` is `stabilization: 30s`). `policy_file` does the reading, and takes the
+reference of all keys from the docstrings here.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from autoscaler.core.signals import TARGET_SIGNAL
 
@@ -19,6 +22,9 @@ class TargetRef:
     """Which Deployment to scale.
 
     Args:
+        deployment: its name.
+        namespace: where it is.
+        kind: only `Deployment` can be scaled.
         pods_per_replica: pods that make one replica, where a replica is a group of pods.
     """
 
@@ -30,7 +36,12 @@ class TargetRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaBounds:
-    """How few and how many replicas there may be."""
+    """How few and how many replicas there may be.
+
+    Args:
+        max: never more; nothing overrules it.
+        min: never fewer; the same as `max` pins the size.
+    """
 
     max: int
     min: int = 1
@@ -43,8 +54,11 @@ class PrometheusServer:
     Args:
         url: base URL; a path prefix is kept. Credentials do not belong in it.
         bearer_token_file: re-read before each use, so that a rotated token is taken up.
-        username, password_file: basic authentication.
-        ca_file, cert_file, key_file: TLS: the server's CA, and a client certificate for mTLS.
+        username: of basic authentication, with `password_file`.
+        password_file: the password of basic authentication, re-read before each use.
+        ca_file: the CA that signed the server's certificate; without it the system's.
+        cert_file: client certificate for mTLS, with `key_file`.
+        key_file: private key of the client certificate.
         insecure_skip_verify: do not verify the server's certificate.
         headers: extra request headers, such as a tenant's (`X-Scope-OrgID`).
         timeout_s: for one query, below the policy's interval.
@@ -67,7 +81,9 @@ class VllmSignals:
     """How the engines' pages are read.
 
     Args:
-        port, path, scheme: of each pod's /metrics page.
+        port: of each pod's metrics page.
+        path: of each pod's metrics page.
+        scheme: of each pod's metrics page, `http` or `https`.
         model_name: count only series of this served model; "" counts all.
         timeout_s: for one page.
         stale_after_s: a page older than this counts as missing.
@@ -77,7 +93,7 @@ class VllmSignals:
 
     port: int = 8000
     path: str = "/metrics"
-    scheme: str = "http"
+    scheme: Literal["http", "https"] = "http"
     model_name: str = ""
     timeout_s: float = 3.0
     stale_after_s: float = 15.0
@@ -122,7 +138,7 @@ class Query:
     Args:
         signal: name from the table of target signals, e.g. `upstream_queue`, `ttft`, `gpu_utilization`.
         query: must give one sample, in the signal's base unit.
-        server: name under `signals.prometheus`.
+        server: name of a server under `signals.prometheus`, or its URL.
         stale_after_s: how old the underlying sample may be.
         scrape_interval_s: how often that server scrapes; a range below twice this gives empty answers.
     """
@@ -136,7 +152,15 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """Where signals come from."""
+    """Where signals come from.
+
+    Args:
+        vllm: the engines' own pages; null reads none.
+        dcgm: DCGM exporters, for the out-of-memory guard.
+        nvml: the cards of this machine, without an exporter.
+        prometheus: servers by name.
+        queries: whole-target signals by PromQL, each beside or instead of what the engines' pages say.
+    """
 
     vllm: VllmSignals | None = field(default_factory=VllmSignals)
     dcgm: DcgmSignals | None = None
@@ -153,7 +177,12 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """A latency objective: `quantile` of the requests (for ITL: of the tokens) take at most `seconds`."""
+    """A latency objective: a quantile of the requests (for ITL: of the tokens) takes at most so many seconds.
+
+    Args:
+        seconds: the objective; a duration such as `2s` or `80ms` is understood as well.
+        quantile: the share of requests or tokens that must meet it.
+    """
 
     seconds: float
     quantile: float = 0.99
@@ -161,20 +190,29 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithinSlo:
-    """A share objective: at least `share` of the requests take at most `seconds`.
+    """A share objective: at least a share of the requests takes at most so many seconds.
 
     Args:
-        metric: "ttft" or "e2e".
+        seconds: the bound; best one that is a bucket bound of the engines' histogram.
+        share: of the requests, below which the target counts as degraded.
+        metric: `ttft` or `e2e`.
     """
 
     seconds: float = 2.0
     share: float = 0.95
-    metric: str = "e2e"
+    metric: Literal["ttft", "e2e"] = "e2e"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slos:
-    """The service-level objectives. At least one of them."""
+    """The service-level objectives. At least one of them; null switches one off.
+
+    Args:
+        ttft: time to first token, queueing included.
+        itl: inter-token latency; sizing by demand needs it.
+        e2e: time to the last token.
+        within: an objective on the share of requests.
+    """
 
     ttft: Slo | None = field(default_factory=lambda: Slo(seconds=2.0))
     itl: Slo | None = field(default_factory=lambda: Slo(seconds=0.1))
@@ -184,7 +222,13 @@ class Slos:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Shares of the parts in the score; they sum to 1."""
+    """Shares of the parts in the score; they sum to 1.
+
+    Args:
+        memory: of KV cache, preemptions and the out-of-memory guard.
+        backlog: of queues.
+        latency: of the objectives.
+    """
 
     memory: float = 0.40
     backlog: float = 0.35
@@ -203,10 +247,10 @@ class MemoryPart:
     """Memory M = max(KV, PRE, oomWeight x HR).
 
     Args:
-        source: `framebuffer` is for servers without a KV-cache gauge, and only grows.
+        source: `kvCache`; `framebuffer` is for servers without a KV-cache gauge, and only grows.
         kv_full: KV usage that counts as 1.
         preemption_full: preemptions per finished request that count as 1; 0 leaves preemptions out.
-        oom_weight: weight of the out-of-memory guard; below `critical`, since another replica empties no card.
+        oom_weight: weight of the out-of-memory guard; below `score.critical`, since another replica empties no card.
     """
 
     source: MemorySource = MemorySource.KV_CACHE
@@ -220,13 +264,13 @@ class BacklogPart:
     """Backlog B = max of the terms that are set.
 
     Args:
-        waiting_per_replica: waiting requests per ready replica that count as 1; None leaves the term out.
-        waiting_total: waiting requests of the whole target that count as 1, whatever its size.
-        wait_s: queueing time that counts as 1.
+        waiting_per_replica: waiting requests per ready replica that count as 1; null leaves the term out.
+        waiting_total: waiting requests of the whole target that count as 1, whatever its size; null leaves it out.
+        wait_s: queueing time that counts as 1; null leaves the term out.
         upstream: requests queued in front of the engines that count as 1; needs a query for `upstream_queue`.
-        pending_pods: Pending pods, less those that we ordered, that count as 1.
-        combine: "max", or "weighted" by the three shares below.
-        weights: shares of (waiting, pending, wait) when combined by weight.
+        pending_pods: Pending pods, less those that we ordered, that count as 1; null leaves the term out.
+        combine: `max`, or `weighted` by `weights`.
+        weights: shares of waiting requests, Pending pods and queueing time, in this order, when `weighted`; sum 1.
     """
 
     waiting_per_replica: float | None = 20.0
@@ -234,7 +278,7 @@ class BacklogPart:
     wait_s: float | None = 5.0
     upstream: float = 50.0
     pending_pods: float | None = None
-    combine: str = "max"
+    combine: Literal["max", "weighted"] = "max"
     weights: tuple[float, float, float] = (0.40, 0.35, 0.25)
 
 
@@ -245,6 +289,7 @@ class LatencyPart:
     Args:
         floor: share of the SLO that counts as 0.
         min_observations: with fewer in the window it is widened to `max_window_s`, then the part is missing.
+        max_window_s: the widest window.
     """
 
     floor: float = 0.5
@@ -257,9 +302,13 @@ class ScorePolicy:
     """How readings become pressure.
 
     Args:
+        weights: shares of the three parts.
+        memory: how the memory part is read.
+        backlog: how the backlog part is read.
+        latency: how the latency part is read.
         min_known_weight: less known weight than this makes no score.
-        critical: a part at or above it asks for scale-up by itself; above 1 switches the rule off.
-        clear: scale-down needs every part below it.
+        critical: a part at or above it asks for scale-up by itself; 2 switches the rule off.
+        clear: scale-down needs every part below it; 2 switches the rule off.
         window_s: over which counters and histograms are differenced.
         warm_up_s: a pod ready for less than this supports no shrinking.
     """
@@ -280,10 +329,12 @@ class RateBudget:
     """At most this much change per period, as in a HorizontalPodAutoscaler's behavior.
 
     Args:
-        type: "Pods" or "Percent" (of the replicas at the period's start).
+        type: `Pods`, or `Percent` of the replicas at the period's start.
+        value: how many pods, or how many percent.
+        period_s: over which the change is counted.
     """
 
-    type: str
+    type: Literal["Pods", "Percent"]
     value: int
     period_s: float
 
@@ -302,10 +353,11 @@ class ScaleUp:
 
     Args:
         threshold: score at or above which to grow.
-        max_step: replicas an action; None for no limit of this kind.
+        max_step: replicas an action; null for no limit of this kind.
         stabilization_s: the window whose minimum counts.
-        cooldown_s: since the last up; None takes the policy's `cooldown`.
-        budgets, select: rate budgets beside `max_step`.
+        cooldown_s: since the last up; null takes `spec.cooldown`.
+        budgets: rate budgets beside `max_step`.
+        select: which of several budgets counts: `Max` the largest, `Min` the smallest, `Disabled` no growth at all.
     """
 
     threshold: float = 0.70
@@ -322,9 +374,12 @@ class ScaleDown:
 
     Args:
         threshold: score at or below which to shrink.
+        max_step: replicas an action; null for no limit of this kind.
         stabilization_s: the window whose maximum counts; it must be full.
         horizon_factor: the window is at least this many horizons.
-        cooldown_s: since any action; None takes the policy's `cooldown`.
+        cooldown_s: since any action; null takes `spec.cooldown`.
+        budgets: rate budgets beside `max_step`.
+        select: which of several budgets counts: `Max` the largest, `Min` the smallest, `Disabled` no shrinking at all.
         serialize_drain: no step while pods of the last one still terminate.
     """
 
@@ -358,17 +413,24 @@ class Prediction:
     """The sliding window and its forecast.
 
     Args:
-        window_s, bin_s: demand is kept in `window_s / bin_s` bins.
-        horizon_s: how far ahead; None learns it: p90 of ordered-to-ready plus one interval.
-        initial_horizon_s, max_horizon_s: before the first observed start, and never above.
-        z_up, z_keep: margins in standard deviations: to grow to, and to keep. The difference is the dead band.
+        window_s: how long demand is remembered, in bins of `bin_s`.
+        bin_s: over which demand is averaged.
+        horizon_s: how far ahead; null learns it: p90 of ordered-to-ready plus one interval.
+        initial_horizon_s: the learned horizon before the first observed start.
+        max_horizon_s: the learned horizon is never above.
+        z_up: margin to grow to, in standard deviations.
+        z_keep: margin to keep, in standard deviations; the difference to `z_up` is the dead band.
         utilization: share of the fluid capacity that is planned for.
-        error_quantile, error_cap, error_samples, error_min: the margin learned from the target's own forecast errors.
+        error_quantile: quantile of the target's own forecast errors that widens the margin.
+        error_cap: that quantile counts as at most this share of the forecast.
+        error_samples: errors remembered, one a minute.
+        error_min: with fewer errors the quantile is left out.
         change_sigma: a newest bin this many deviations above the prediction is a regime change.
         min_deviation: floor of the residual deviation, as a share of the level.
-        score: forecaster of the score.
-        score_window_s, score_horizon_s: of that forecaster.
-        alpha: weight of the last value in `lag`: alpha x last + (1 - alpha) x predicted.
+        score: forecaster of the score: `none`, `trend` (least squares) or `lag`.
+        score_window_s: the window of that forecaster.
+        score_horizon_s: how far that forecaster looks ahead.
+        alpha: weight of the last value in `lag`, alpha x last + (1 - alpha) x predicted.
     """
 
     window_s: float = 600.0
@@ -396,7 +458,10 @@ class StepTime:
     """Coefficients of one engine iteration, t = c0 + cp P + cb B + ck K.
 
     Args:
-        c0: base [s]. cp: per prefill token [s]. cb: per sequence [s]. ck: per resident token [s].
+        c0: of any iteration [s].
+        cp: per prefill token [s].
+        cb: per sequence [s].
+        ck: per resident token [s].
     """
 
     c0: float = 0.015
@@ -411,9 +476,10 @@ class DemandPolicy:
 
     Args:
         itl_share: share of the ITL SLO that the mean ITL may reach.
-        kv_share, sequence_share: share of the KV cache, of `max_num_seqs`, that is planned for.
+        kv_share: share of the KV cache that is planned for.
+        sequence_share: share of `max_num_seqs` that is planned for.
         max_num_seqs: of one engine, when the pod's arguments do not say.
-        prior: coefficients before anything is learned; low rather than high.
+        prior: step-time coefficients before anything is learned; low rather than high.
         learn: learn the coefficients online.
         min_coverage: a bin in which fewer of the ready engines reported is dropped.
     """
@@ -432,6 +498,7 @@ class Emergency:
     """The paths that pass the upward cooldown.
 
     Args:
+        enabled: false leaves the cooldown to hold always.
         backlog: backlog part at or above which a growing queue is an emergency.
         hold_s: how long it must grow for the saturation path.
         factor: replicas, in multiples of the ready ones, that saturation orders.
@@ -478,6 +545,7 @@ class HealthFuse:
     """Freezes steps when the last one went wrong; it reopens by itself.
 
     Args:
+        enabled: false switches the fuse off.
         ready_within_s: the last step's pods must be ready by then, else no further growth.
         max_unhealthy_share: share of the pods that may crash or restart.
     """
@@ -493,10 +561,23 @@ class Policy:
 
     Args:
         name: `metadata.name`.
+        target: the Deployment to scale.
+        replicas: the bounds.
         interval_s: one tick.
-        dry_run: decide and explain, write nothing.
-        sizing: demand says how many, or the score alone.
-        cooldown_s: between actions, where `scaleUp` and `scaleDown` do not say otherwise.
+        dry_run: decide and explain, write nothing. Without the key the policy is live, unless the daemon is in dry-run.
+        signals: where signals come from.
+        slo: the service-level objectives.
+        score: how readings become pressure.
+        sizing: `demand` says how many, or the `score` alone.
+        scale_up: when and how fast to grow.
+        scale_down: when and how fast to shrink.
+        cooldown_s: between actions, where `scale_up` and `scale_down` do not say otherwise.
+        prediction: the sliding window and its forecast.
+        demand: how work becomes replicas.
+        emergency: what may pass the upward cooldown.
+        pending: what replicas count as that are ordered and not ready.
+        evidence: how much must be known.
+        health: what freezes steps when the last one went wrong.
     """
 
     name: str
@@ -529,10 +610,112 @@ class Policy:
         return self.cooldown_s if self.scale_down.cooldown_s is None else self.scale_down.cooldown_s
 
 
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_URL = ("http://", "https://")
+
+_AT_LEAST_ONE = (
+    "target.pods_per_replica",
+    "replicas.max",
+    "score.latency.min_observations",
+    "scale_up.max_step",
+    "scale_down.max_step",
+    "prediction.error_samples",
+    "prediction.error_min",
+    "demand.max_num_seqs",
+    "emergency.factor",
+    "pending.crash_restarts",
+)
+_ABOVE_ZERO = (
+    "signals.vllm.timeout_s",
+    "signals.vllm.stale_after_s",
+    "signals.vllm.scrape_interval_s",
+    "signals.dcgm.interval_s",
+    "signals.dcgm.stale_after_s",
+    "signals.nvml.timeout_s",
+    "slo.ttft.seconds",
+    "slo.itl.seconds",
+    "slo.e2e.seconds",
+    "slo.within.seconds",
+    "score.backlog.waiting_per_replica",
+    "score.backlog.waiting_total",
+    "score.backlog.wait_s",
+    "score.backlog.upstream",
+    "score.backlog.pending_pods",
+    "score.window_s",
+    "prediction.bin_s",
+    "prediction.horizon_s",
+    "prediction.initial_horizon_s",
+    "prediction.change_sigma",
+    "prediction.score_window_s",
+    "demand.prior.c0",
+)
+_NOT_NEGATIVE = (
+    "replicas.min",
+    "score.weights.memory",
+    "score.weights.backlog",
+    "score.weights.latency",
+    "score.warm_up_s",
+    "scale_up.stabilization_s",
+    "scale_up.cooldown_s",
+    "scale_down.stabilization_s",
+    "scale_down.horizon_factor",
+    "scale_down.cooldown_s",
+    "cooldown_s",
+    "prediction.z_up",
+    "prediction.score_horizon_s",
+    "demand.prior.cp",
+    "demand.prior.cb",
+    "demand.prior.ck",
+    "emergency.hold_s",
+    "pending.grace_s",
+    "pending.unschedulable_after_s",
+    "evidence.restart_window_s",
+    "evidence.alert_after_s",
+    "health.ready_within_s",
+)
+_LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (_AT_LEAST_ONE, lambda value: value >= 1, "must be at least 1"),
+    (_ABOVE_ZERO, lambda value: value > 0, "must be above 0"),
+    (_NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
+)
+_RATIOS: dict[str, tuple[str, ...]] = {
+    "(0, 1]": (
+        "slo.within.share",
+        "score.memory.kv_full",
+        "score.min_known_weight",
+        "scale_up.threshold",
+        "prediction.utilization",
+        "demand.itl_share",
+        "demand.kv_share",
+        "demand.sequence_share",
+        "demand.min_coverage",
+        "emergency.backlog",
+        "evidence.min_fresh_share",
+        "health.max_unhealthy_share",
+    ),
+    "[0, 1]": (
+        "score.memory.preemption_full",
+        "score.memory.oom_weight",
+        "scale_down.threshold",
+        "prediction.error_cap",
+        "prediction.min_deviation",
+        "prediction.alpha",
+    ),
+    "(0, 1)": ("slo.ttft.quantile", "slo.itl.quantile", "slo.e2e.quantile", "prediction.error_quantile"),
+    "[0, 1)": ("score.latency.floor",),
+}
+
+
 def complaints(policy: Policy) -> Iterator[Complaint]:
     """Yield every invariant that the policy breaks: field path, value, what would be right."""
+    yield from _range_complaints(policy)
+    yield from _name_complaints(policy)
     yield from _target_complaints(policy)
-    yield from _signal_complaints(policy)
+    yield from _source_complaints(policy.signals)
+    yield from _query_complaints(policy.signals)
+    yield from _server_complaints(policy.signals)
+    yield from _slo_complaints(policy)
     yield from _score_complaints(policy)
     yield from _speed_complaints(policy)
     yield from _prediction_complaints(policy)
@@ -542,139 +725,244 @@ def warnings(policy: Policy) -> Iterator[Complaint]:
     """Yield what is allowed but probably not meant: field path, value, advice."""
     smallest = policy.replicas.min + 1
     down, up = policy.scale_down.threshold, policy.scale_up.threshold
-    if policy.sizing is Sizing.SCORE and policy.replicas.max > policy.replicas.min:
-        projected = down * smallest / (smallest - 1) if smallest > 1 else 0.0
+    if policy.sizing is Sizing.SCORE and 1 < smallest <= policy.replicas.max:
+        projected = down * smallest / (smallest - 1)
         if projected >= up:
             advice = f"from {smallest} replicas a step down projects to {projected:.2f} >= {up:g}: it would be held"
             yield "scale_down.threshold", down, advice
     if policy.scale_down.stabilization_s < 60.0:
         yield "scale_down.stabilization_s", policy.scale_down.stabilization_s, "below 60s replicas may flap"
+    yield from _window_warnings(policy)
+    yield from _timeout_warnings(policy)
+
+
+def _field(policy: Policy, path: str) -> float | None:
+    """Return the number at a dotted path; None where it, or a part of the policy above it, is None."""
+    value: object = policy
+    for name in path.split("."):
+        if value is not None:
+            value = getattr(value, name)
+    return value if isinstance(value, int | float) else None
+
+
+def _range_complaints(policy: Policy) -> Iterator[Complaint]:
+    for paths, allowed, advice in _LIMITS:
+        for path in paths:
+            value = _field(policy, path)
+            if value is not None and not allowed(value):
+                yield path, value, advice
+    for interval, paths in _RATIOS.items():
+        for path in paths:
+            value = _field(policy, path)
+            if value is not None:
+                yield from _ratio_complaints(path, value, interval)
+
+
+def _ratio_complaints(path: str, value: float, interval: str) -> Iterator[Complaint]:
+    """Complain unless the value is in the interval, written as `(0, 1]`; 1 to 100 was meant as percent."""
+    above = value > 0.0 if interval.startswith("(") else value >= 0.0
+    below = value < 1.0 if interval.endswith(")") else value <= 1.0
+    if 2.0 <= value <= 100.0:
+        yield path, value, f"must be a ratio in {interval}, not percent; did you mean {_ratio_text(value / 100.0)}?"
+    elif not (above and below):
+        yield path, value, f"must be a ratio in {interval}"
+
+
+def _ratio_text(ratio: float) -> str:
+    """Return a ratio with two decimals, with more where it has more: 0.80, 0.999."""
+    return f"{ratio:.2f}" if abs(ratio - round(ratio, 2)) < 1e-9 else f"{ratio:g}"
+
+
+def _name_complaints(policy: Policy) -> Iterator[Complaint]:
+    names = {
+        "name": policy.name,
+        "target.deployment": policy.target.deployment,
+        "target.namespace": policy.target.namespace,
+    }
+    for path, name in names.items():
+        if not _NAME.fullmatch(name):
+            yield path, name, "must be a Kubernetes name: lower case letters, digits, - and ., up to 253 characters"
 
 
 def _target_complaints(policy: Policy) -> Iterator[Complaint]:
     low, high = policy.replicas.min, policy.replicas.max
     if policy.target.kind != "Deployment":
         yield "target.kind", policy.target.kind, "only Deployment can be scaled"
-    if policy.target.pods_per_replica < 1:
-        yield "target.pods_per_replica", policy.target.pods_per_replica, "must be at least 1"
-    if low < 0:
-        yield "replicas.min", low, "must be 0 or more"
-    if high < 1:
-        yield "replicas.max", high, "must be at least 1"
-    if low > high:
+    if low > high >= 1:
         yield "replicas.min", low, f"must not be above replicas.max ({high})"
     if policy.interval_s < 1.0:
         yield "interval_s", policy.interval_s, "must be at least 1s"
 
 
-def _signal_complaints(policy: Policy) -> Iterator[Complaint]:
-    signals = policy.signals
-    servers = signals.prometheus
-    known = ", ".join(sorted(servers)) or "none is defined"
+def _source_complaints(signals: Signals) -> Iterator[Complaint]:
     if signals.vllm is None and not signals.queries:
         yield "signals", None, "nothing to read: give vllm, or queries"
     for name, used in (("vllm", signals.vllm), ("dcgm", signals.dcgm)):
         if used is not None and used.prometheus is not None and signals.server(used.prometheus) is None:
-            yield f"signals.{name}.prometheus", used.prometheus, f"no such server under signals.prometheus ({known})"
-    if signals.dcgm is not None and not signals.dcgm.urls and signals.dcgm.prometheus is None:
-        yield "signals.dcgm", None, "give urls to scrape, or the name of a prometheus server"
-    if signals.vllm is not None and not 1 <= signals.vllm.port <= 65535:
-        yield "signals.vllm.port", signals.vllm.port, "must be a port, 1 to 65535"
+            yield f"signals.{name}.prometheus", used.prometheus, _no_server(signals)
+    if signals.vllm is not None:
+        if not 1 <= signals.vllm.port <= 65535:
+            yield "signals.vllm.port", signals.vllm.port, "must be a port, 1 to 65535"
+        if not signals.vllm.path.startswith("/"):
+            yield "signals.vllm.path", signals.vllm.path, "must start with /"
+    if signals.dcgm is not None:
+        if not signals.dcgm.urls and signals.dcgm.prometheus is None:
+            yield "signals.dcgm", None, "give urls to scrape, or the name of a prometheus server"
+        for index, url in enumerate(signals.dcgm.urls):
+            yield from _url_complaints(f"signals.dcgm.urls[{index}]", url)
+
+
+def _query_complaints(signals: Signals) -> Iterator[Complaint]:
+    seen: set[str] = set()
     for index, query in enumerate(signals.queries):
         path = f"signals.queries[{index}]"
         if query.signal not in TARGET_SIGNAL:
             yield f"{path}.signal", query.signal, f"must be one of {', '.join(TARGET_SIGNAL)}"
+        elif query.signal in seen:
+            yield f"{path}.signal", query.signal, "has a query already: one for each signal"
+        seen.add(query.signal)
+        if not query.query.strip():
+            yield f"{path}.query", query.query, "must not be empty"
         if signals.server(query.server) is None:
-            yield f"{path}.server", query.server, f"no such server under signals.prometheus ({known})"
-    for name, server in servers.items():
-        if not server.url.startswith(("http://", "https://")):
-            yield f"signals.prometheus.{name}.url", server.url, "must start with http:// or https://"
+            yield f"{path}.server", query.server, _no_server(signals)
+        for name, value in (("stale_after_s", query.stale_after_s), ("scrape_interval_s", query.scrape_interval_s)):
+            if value <= 0.0:
+                yield f"{path}.{name}", value, "must be above 0"
+
+
+def _no_server(signals: Signals) -> str:
+    known = ", ".join(sorted(signals.prometheus)) or "none is defined"
+    return f"no such server under signals.prometheus ({known}), and not a URL"
+
+
+def _server_complaints(signals: Signals) -> Iterator[Complaint]:
+    for name, server in signals.prometheus.items():
+        path = f"signals.prometheus.{name}"
+        if not _SERVER_NAME.fullmatch(name):
+            yield path, None, "a server's name is made of letters, digits, _ and -"
+        yield from _url_complaints(f"{path}.url", server.url)
         if (server.cert_file is None) != (server.key_file is None):
-            yield f"signals.prometheus.{name}.cert_file", server.cert_file, "certFile and keyFile go together"
+            yield f"{path}.cert_file", server.cert_file, "certFile and keyFile go together"
         if (server.username is None) != (server.password_file is None):
-            yield f"signals.prometheus.{name}.username", server.username, "username and passwordFile go together"
+            yield f"{path}.username", server.username, "username and passwordFile go together"
+        if server.bearer_token_file is not None and server.username is not None:
+            yield f"{path}.bearer_token_file", server.bearer_token_file, "give a bearer token or a username, not both"
+        if server.timeout_s <= 0.0:
+            yield f"{path}.timeout_s", server.timeout_s, "must be above 0"
 
 
-def _unit(path: str, value: float, *, above_zero: bool = True) -> Iterator[Complaint]:
-    """Complain unless the value is a ratio, in (0, 1] or [0, 1]."""
-    if 1.0 < value <= 100.0:
-        yield path, value, f"must be a ratio, at most 1; did you mean {value / 100.0:.2f}?"
-    elif value > 1.0 or value < 0.0 or (above_zero and value == 0.0):
-        yield path, value, "must be a ratio in (0, 1]" if above_zero else "must be a ratio in [0, 1]"
+def _url_complaints(path: str, url: str) -> Iterator[Complaint]:
+    host = url.partition("://")[2].partition("/")[0]
+    if not url.startswith(_URL) or not host:
+        yield path, url, "must be a URL that starts with http:// or https:// and names a host"
+    elif "@" in host:
+        yield path, url, "must not hold credentials: give username and passwordFile, or bearerTokenFile"
+
+
+def _slo_complaints(policy: Policy) -> Iterator[Complaint]:
+    slo = policy.slo
+    if all(objective is None for objective in (slo.ttft, slo.itl, slo.e2e, slo.within)):
+        yield "slo", None, "give at least one of ttft, itl, e2e, within"
+    if policy.sizing is Sizing.DEMAND and slo.itl is None:
+        yield "slo.itl", None, "sizing by demand needs an ITL objective; or set sizing: score"
+    if policy.sizing is Sizing.DEMAND and policy.signals.vllm is None:
+        yield "sizing", policy.sizing, "sizing by demand needs signals.vllm; or set sizing: score"
 
 
 def _score_complaints(policy: Policy) -> Iterator[Complaint]:
     score = policy.score
-    weights = {"memory": score.weights.memory, "backlog": score.weights.backlog, "latency": score.weights.latency}
-    for name, weight in weights.items():
-        if weight < 0.0:
-            yield f"score.weights.{name}", weight, "must not be negative"
-    total = sum(weights.values())
-    if abs(total - 1.0) > 1e-6:
-        shown = " + ".join(f"{weight:g}" for weight in weights.values())
-        yield "score.weights", shown, f"must sum to 1, not {total:g}"
-    yield from _unit("score.memory.kv_full", score.memory.kv_full)
-    yield from _unit("score.min_known_weight", score.min_known_weight)
-    yield from _unit("score.clear", score.clear)
-    if score.critical <= policy.scale_up.threshold:
+    weights = score.weights
+    yield from _sum_complaints("score.weights", (weights.memory, weights.backlog, weights.latency))
+    if score.backlog.combine == "weighted":
+        yield from _sum_complaints("score.backlog.weights", score.backlog.weights)
+    for name, level in (("critical", score.critical), ("clear", score.clear)):
+        if not 0.0 < level <= 2.0:
+            hint = f"; did you mean {_ratio_text(level / 100.0)}?" if 2.0 < level <= 100.0 else ""
+            yield f"score.{name}", level, f"must be a ratio in (0, 1], or 2 to switch the rule off{hint}"
+    if 0.0 < score.critical <= policy.scale_up.threshold <= 1.0:
         yield "score.critical", score.critical, f"must be above scaleUp.threshold ({policy.scale_up.threshold:g})"
-    if not 0.0 <= score.latency.floor < 1.0:
-        yield "score.latency.floor", score.latency.floor, "must be in [0, 1)"
-    if score.backlog.combine not in ("max", "weighted"):
-        yield "score.backlog.combine", score.backlog.combine, 'must be "max" or "weighted"'
-    for name, slo in (("ttft", policy.slo.ttft), ("itl", policy.slo.itl), ("e2e", policy.slo.e2e)):
-        if slo is None:
-            continue
-        if slo.seconds <= 0.0:
-            yield f"slo.{name}.seconds", slo.seconds, "must be above 0"
-        if not 0.0 < slo.quantile < 1.0:
-            yield f"slo.{name}.quantile", slo.quantile, "must be between 0 and 1, such as 0.99"
-    if policy.slo.within is not None:
-        yield from _unit("slo.within.share", policy.slo.within.share)
-        if policy.slo.within.metric not in ("ttft", "e2e"):
-            yield "slo.within.metric", policy.slo.within.metric, 'must be "ttft" or "e2e"'
-    if all(slo is None for slo in (policy.slo.ttft, policy.slo.itl, policy.slo.e2e, policy.slo.within)):
-        yield "slo", None, "give at least one of ttft, itl, e2e, within"
+    if score.latency.max_window_s < score.window_s:
+        advice = f"must not be below score.window ({score.window_s:g}s)"
+        yield "score.latency.max_window_s", score.latency.max_window_s, advice
+
+
+def _sum_complaints(path: str, shares: tuple[float, ...]) -> Iterator[Complaint]:
+    """Complain unless the shares sum to 1 within 1e-6, which lets the rounding of 0.40 + 0.35 + 0.25 pass."""
+    total = sum(shares)
+    if not abs(total - 1.0) <= 1e-6:
+        percent = f"; did you mean {' + '.join(_ratio_text(share / 100.0) for share in shares)}?"
+        shown = " + ".join(f"{share:g}" for share in shares)
+        yield path, shown, f"must sum to 1, not {total:g}{percent if abs(total - 100.0) < 1e-6 else ''}"
 
 
 def _speed_complaints(policy: Policy) -> Iterator[Complaint]:
     up, down = policy.scale_up, policy.scale_down
-    yield from _unit("scale_up.threshold", up.threshold)
-    yield from _unit("scale_down.threshold", down.threshold, above_zero=False)
-    if down.threshold >= up.threshold:
+    if up.threshold <= down.threshold <= 1.0:
         yield "scale_down.threshold", down.threshold, f"must be below scaleUp.threshold ({up.threshold:g})"
-    directions: tuple[tuple[str, ScaleUp | ScaleDown], ...] = (("scale_up", up), ("scale_down", down))
-    for name, direction in directions:
-        if direction.max_step is not None and direction.max_step < 1:
-            yield f"{name}.max_step", direction.max_step, "must be at least 1, or null for no limit"
-        if direction.stabilization_s < 0.0:
-            yield f"{name}.stabilization_s", direction.stabilization_s, "must not be negative"
-        for index, budget in enumerate(direction.budgets):
-            if budget.type not in ("Pods", "Percent"):
-                yield f"{name}.budgets[{index}].type", budget.type, "must be Pods or Percent"
+    for name, budgets in (("scale_up", up.budgets), ("scale_down", down.budgets)):
+        for index, budget in enumerate(budgets):
             if budget.value < 1:
                 yield f"{name}.budgets[{index}].value", budget.value, "must be at least 1"
             if budget.period_s <= 0.0:
-                yield f"{name}.budgets[{index}].period_s", budget.period_s, "must be above 0s"
-    if policy.cooldown_s < 0.0:
-        yield "cooldown_s", policy.cooldown_s, "must not be negative"
+                yield f"{name}.budgets[{index}].period_s", budget.period_s, "must be above 0"
 
 
 def _prediction_complaints(policy: Policy) -> Iterator[Complaint]:
-    prediction, demand = policy.prediction, policy.demand
-    if prediction.bin_s < policy.interval_s:
+    prediction = policy.prediction
+    if 0.0 < prediction.bin_s < policy.interval_s:
         yield "prediction.bin_s", prediction.bin_s, f"must not be below interval ({policy.interval_s:g}s)"
-    elif not 3 <= prediction.window_s / prediction.bin_s <= 60:
-        yield "prediction.window_s", prediction.window_s, "must hold 3 to 60 bins"
+    elif prediction.bin_s > 0.0 and not 3 <= prediction.window_s / prediction.bin_s <= 60:
+        advice = f"must hold 3 to 60 times prediction.bin ({prediction.bin_s:g}s)"
+        yield "prediction.window_s", prediction.window_s, advice
     if prediction.z_keep < prediction.z_up:
-        yield "prediction.z_keep", prediction.z_keep, f"must not be below zUp ({prediction.z_up:g})"
-    if not 0.0 <= prediction.alpha <= 1.0:
-        yield "prediction.alpha", prediction.alpha, "must be in [0, 1]"
-    yield from _unit("prediction.utilization", prediction.utilization)
-    yield from _unit("demand.itl_share", demand.itl_share)
-    yield from _unit("demand.kv_share", demand.kv_share)
-    yield from _unit("demand.sequence_share", demand.sequence_share)
-    if policy.sizing is Sizing.DEMAND and policy.slo.itl is None:
-        yield "slo.itl", None, "sizing by demand needs an ITL objective; or set sizing: score"
-    if policy.sizing is Sizing.DEMAND and policy.signals.vllm is None:
-        yield "sizing", policy.sizing, "sizing by demand needs signals.vllm; or set sizing: score"
+        yield "prediction.z_keep", prediction.z_keep, f"must not be below prediction.zUp ({prediction.z_up:g})"
+    if prediction.max_horizon_s < prediction.initial_horizon_s:
+        advice = f"must not be below prediction.initialHorizon ({prediction.initial_horizon_s:g}s)"
+        yield "prediction.max_horizon_s", prediction.max_horizon_s, advice
+    if prediction.error_min > prediction.error_samples:
+        advice = f"must not be above prediction.errorSamples ({prediction.error_samples})"
+        yield "prediction.error_min", prediction.error_min, advice
+
+
+_STRING = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|`[^`]*`")
+_RANGE = re.compile(r"\[\s*((?:[0-9]+(?:ms|[smhdwy]))+|[0-9]+(?:\.[0-9]+)?)\s*\]")
+_RANGE_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdwy]?)")
+_UNIT_S = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
+
+
+def _ranges(promql: str) -> Iterator[tuple[str, float]]:
+    """Yield the range selectors of a query, as written and in seconds. Subqueries have a resolution of their own."""
+    for match in _RANGE.finditer(_STRING.sub('""', promql)):
+        parts = _RANGE_PART.findall(match[1])
+        yield match[0], sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+
+
+def _window_warnings(policy: Policy) -> Iterator[Complaint]:
+    """Yield the windows too short for two samples: they give empty answers, not rates."""
+    vllm, window_s = policy.signals.vllm, policy.score.window_s
+    if vllm is not None:
+        paged = vllm.prometheus is None
+        every_s, key = (
+            (policy.interval_s, "interval") if paged else (vllm.scrape_interval_s, "signals.vllm.scrapeInterval")
+        )
+        if window_s < 2.0 * every_s:
+            advice = f"shorter than two samples ({key} {every_s:g}s): rates will be missing; use {4.0 * every_s:g}s"
+            yield "score.window_s", window_s, advice
+    for index, query in enumerate(policy.signals.queries):
+        every_s = query.scrape_interval_s
+        for written, range_s in _ranges(query.query):
+            if range_s < 2.0 * every_s:
+                advice = f"{written} is shorter than two scrapes ({every_s:g}s): it gives empty answers"
+                yield f"signals.queries[{index}].query", written, f"{advice}; use [{4.0 * every_s:g}s]"
+
+
+def _timeout_warnings(policy: Policy) -> Iterator[Complaint]:
+    timeouts = {f"signals.prometheus.{name}.timeout_s": s.timeout_s for name, s in policy.signals.prometheus.items()}
+    if policy.signals.vllm is not None:
+        timeouts["signals.vllm.timeout_s"] = policy.signals.vllm.timeout_s
+    if policy.signals.nvml is not None:
+        timeouts["signals.nvml.timeout_s"] = policy.signals.nvml.timeout_s
+    for path, timeout_s in timeouts.items():
+        if timeout_s >= policy.interval_s:
+            advice = f"not below interval ({policy.interval_s:g}s): a slow answer delays the tick"
+            yield path, timeout_s, advice
