@@ -28,7 +28,7 @@ def to_plain(value: Any) -> Plain:
 
     Raises: TypeError, for a type that is none of ours.
     """
-    kind = type(value)
+    kind: object = type(value)
     if kind in _AS_THEY_ARE:
         return value  # type: ignore[no-any-return]
     if kind is float:
@@ -55,6 +55,6 @@ def _other_to_plain(value: Any) -> Plain:
 
 
 @cache
-def _field_names(kind: Any) -> tuple[str, ...] | None:
+def _field_names(kind: object) -> tuple[str, ...] | None:
     """Return the names of a dataclass' fields, None when `kind` is no dataclass."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
