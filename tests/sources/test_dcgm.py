@@ -486,9 +486,11 @@ def test_rows_of_processes(device: str, own: str, attribution: Attribution, memo
 
 
 def test_processes_do_not_stand_in_for_a_device_without_a_value() -> None:
-    (gpu,), gaps = read(
-        PARTS.replace("} 40000\nDCGM", "} 9\nDCGM").replace("} 40000", "} NaN") % ("", "30000"), "chat-a-1"
-    )
+    text = """
+DCGM_FI_DEV_FB_USED{UUID="GPU-a"} NaN
+DCGM_FI_DEV_FB_USED{UUID="GPU-a",pod="chat-a-1",namespace="serving",pod_uid="uid-chat-a-1"} 30000
+"""
+    (gpu,), gaps = read(text, "chat-a-1")
     assert (gpu.memory_used, gpu.pod_memory_used) == (None, 30000.0 * MIB)
     assert ("memory_used", GapReason.NON_FINITE, "chat-a-1") in reasons(gaps)
 
