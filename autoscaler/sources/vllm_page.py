@@ -27,9 +27,9 @@ from autoscaler.core.types import (
 )
 from autoscaler.sources.exposition import Page, SeriesKey
 
+STARTED_AT = "process_start_time_seconds"
+CONFIG_NAME = "cache_config_info"
 _PREFIX = re.compile(r"(?:ray_)?vllm[:_]")
-_STARTED_AT = "process_start_time_seconds"
-_CONFIG = "cache_config_info"
 _PART = "finished_reason"
 _MAX_PLANS = 64
 _MAX_DETAIL = 200
@@ -95,6 +95,7 @@ _USES: dict[str, _Use] = {
     for signal, families in (_SCALARS | _BUCKETS).items()
     for rank, family in enumerate(families)
 }
+ENGINE_NAMES: tuple[str, ...] = (*_USES, CONFIG_NAME)
 _LOW: Floats = np.array([signal.low for signal in ENGINE_COLUMNS])
 _HIGH: Floats = np.array([signal.high for signal in ENGINE_COLUMNS])
 _WIDTH = len(ENGINE_COLUMNS)
@@ -109,7 +110,7 @@ def base_name(name: str) -> str:
 def is_wanted(name: str) -> bool:
     """Say whether a series of that name is read at all. `_created` series never are."""
     base = base_name(name)
-    return base in _USES or base == _CONFIG or name == _STARTED_AT
+    return base in _USES or base == CONFIG_NAME or name == STARTED_AT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,12 +188,12 @@ class _Layout:
             self._sort(index, key, model_name)
 
     def _sort(self, index: int, key: SeriesKey, model_name: str) -> None:
-        if key.name == _STARTED_AT:
+        if key.name == STARTED_AT:
             self.started_at.append(index)
             return
         base = base_name(key.name)
         labels = dict(key.labels)
-        if base == _CONFIG:
+        if base == CONFIG_NAME:
             self.configs.append(labels)
             return
         use = _USES.get(base)
@@ -529,7 +530,7 @@ def _of_engine(plan: _Plan, number: int, detail: str) -> str:
 
 def _signal_of(name: str) -> str:
     """Return the signal that a wanted sample name is for."""
-    if name == _STARTED_AT:
+    if name == STARTED_AT:
         return "started_at"
     use = _USES.get(base_name(name))
     return "kv_capacity_tokens" if use is None else use.signal
