@@ -1,0 +1,154 @@
+"""A real Prometheus server on loopback, for tests: Debian's package, which `tests/install-prometheus` installs."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+START_LIMIT_S = 30.0
+STOP_LIMIT_S = 20.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapeTarget:
+    """One page to scrape.
+
+    Args:
+        address: host and port.
+        labels: what the server adds to every series, such as `namespace` and `pod`.
+    """
+
+    address: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    path: str = "/metrics"
+
+
+class RunningPrometheus:
+    """A server that is ready.
+
+    Args:
+        url: base URL.
+        targets_file: the file that tells it what to scrape.
+    """
+
+    def __init__(self, url: str, targets_file: Path) -> None:
+        self.url = url
+        self._targets_file = targets_file
+        self._targets: tuple[ScrapeTarget, ...] = ()
+
+    def scrape(self, targets: Iterable[ScrapeTarget]) -> None:
+        """Scrape these from now on, and no others."""
+        self._targets = tuple(targets)
+        groups = [
+            {"targets": [target.address], "labels": {"__metrics_path__": target.path, **target.labels}}
+            for target in self._targets
+        ]
+        written = self._targets_file.with_suffix(".new")
+        written.write_text(json.dumps(groups), encoding="utf-8")
+        written.replace(self._targets_file)
+
+    async def scraped(self, up: bool = True) -> float:
+        """Wait until the newest scrape of every target succeeded, or failed; return when the server found that out."""
+        wanted = {target.address for target in self._targets}
+        async with asyncio.timeout(START_LIMIT_S), httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
+            while True:
+                answer = await client.get("/api/v1/query", params={"query": "up"})
+                rows = answer.json()["data"]["result"]
+                if {row["metric"]["instance"] for row in rows if row["value"][1] == str(int(up))} == wanted:
+                    return float(rows[0]["value"][0]) if rows else 0.0
+                await asyncio.sleep(POLL_S)
+
+
+def require_prometheus() -> str:
+    """Return the server's path; without it skip the test, or fail it where CI=true."""
+    found = shutil.which("prometheus")
+    if found is None:
+        refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        refuse("prometheus is not installed: tests/install-prometheus does it where it may")
+    return found
+
+
+@asynccontextmanager
+async def running_prometheus(
+    targets: Iterable[ScrapeTarget] = (), *, interval: str = "1s", honor_labels: bool = False
+) -> AsyncIterator[RunningPrometheus]:
+    """Start a server in a directory of its own, and stop it in the end.
+
+    Args:
+        interval: how often it scrapes; also its limit for one scrape.
+    """
+    program = require_prometheus()
+    with tempfile.TemporaryDirectory(prefix="prometheus-") as name:
+        home = Path(name)
+        config = {
+            "global": {"scrape_interval": interval, "scrape_timeout": interval},
+            "scrape_configs": [
+                {
+                    "job_name": "pods",
+                    "honor_labels": honor_labels,
+                    "file_sd_configs": [{"files": [str(home / "targets.json")], "refresh_interval": "1s"}],
+                }
+            ],
+        }
+        (home / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")
+        server = RunningPrometheus(f"http://127.0.0.1:{_free_port()}", home / "targets.json")
+        server.scrape(targets)
+        with (home / "log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                f"--config.file={home / 'prometheus.yml'}",
+                f"--storage.tsdb.path={home / 'data'}",
+                f"--web.listen-address={server.url.removeprefix('http://')}",
+                "--log.level=warn",
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            await _ready(server.url, process, home / "log")
+            yield server
+        finally:
+            await _stop(process)
+
+
+async def _ready(url: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    async with asyncio.timeout(START_LIMIT_S), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        while True:
+            if process.returncode is not None:
+                raise RuntimeError(f"prometheus ended with {process.returncode}: {_words(log)}")
+            try:
+                if (await client.get("/-/ready")).status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(POLL_S)
+
+
+def _words(log: Path) -> str:
+    return log.read_text(encoding="utf-8")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_LIMIT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
