@@ -298,6 +298,7 @@ class Reason(StrEnum):
     DRAINING = "draining"
     MEMORY_GUARD = "memory_guard"
     MEMORY_COARSE = "memory_coarse"
+    DEGRADED = "degraded_latency"
     WOULD_REBOUND = "would_rebound"
     HELD_HYSTERESIS = "held_hysteresis"
     HELD_STABILIZATION = "held_stabilization"
@@ -400,6 +401,19 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """Since when one term of demand behaves as it does now.
+
+    Args:
+        since: when its last change was found, epoch seconds; None when the whole window is of one kind.
+        relative_sd: its remembered deviation, as a share of its level.
+    """
+
+    since: float | None = None
+    relative_sd: float = 0.04
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What is expected `horizon_s` from now.
 
@@ -408,7 +422,8 @@ class Forecast:
         level, top: demand now and at the horizon, replicas, fractional, of the binding term; None without demand.
         sigma: the margin's standard deviation, replicas.
         up, keep: replicas wished for: grow to `up`, do not shrink below `keep`; None without demand.
-        changed: a regime change was found: bins before it were forgotten.
+        changed: a regime change was found at this tick: bins before it were forgotten.
+        regimes: of the demand terms, in `Demand`'s order.
         score: the score expected at the horizon in [0, 1], by the score forecaster; None without one.
         gap: why there is no demand forecast.
     """
@@ -420,6 +435,7 @@ class Forecast:
     up: int | None = None
     keep: int | None = None
     changed: bool = False
+    regimes: tuple[Regime, ...] = (Regime(), Regime(), Regime())
     score: float | None = None
     gap: GapReason | None = None
 
@@ -443,19 +459,23 @@ class Proposal:
         replicas: where it stands.
         reason: the primary reason so far.
         urgent: it may pass the upward cooldown and the upward window (emergency or saturation).
+        final: nothing may be written, whatever the bounds say (another owner, zero by hand).
         steps: the rules that shaped it, in order.
         wished: where it stood before any guard.
+        recommended: what this tick adds to the stabilization windows: (to grow to, to keep); None adds nothing.
     """
 
     current: int
     replicas: int
     reason: Reason
     urgent: bool = False
+    final: bool = False
     steps: tuple[Step, ...] = ()
     wished: int | None = None
+    recommended: tuple[int, int] | None = None
 
     def moved_to(self, replicas: int, rule: Reason, detail: str = "") -> Self:
-        """Return the proposal at `replicas`, with `rule` noted. The reason becomes the rule if nothing is left to do."""
+        """Return the proposal at `replicas`, with `rule` noted; the rule is the reason if nothing is left to do."""
         if replicas == self.replicas:
             return self
         step = Step(rule=rule, before=self.replicas, after=replicas, detail=detail)

@@ -1,0 +1,137 @@
+"""decide(): the whole pipeline on one page."""
+
+from autoscaler.core.demand import Capacity, DemandWindow, measure_demand
+from autoscaler.core.forecast import forecast_demand, forecast_score, learned_horizon
+from autoscaler.core.guards import GUARDS, Tick, pressing, pressure, propose
+from autoscaler.core.mode import trigger_mode
+from autoscaler.core.policy import Policy, Sizing
+from autoscaler.core.score import score_snapshot
+from autoscaler.core.state import State, down_window_s, evidence_of
+from autoscaler.core.types import (
+    Action,
+    Decision,
+    Demand,
+    Forecast,
+    GapReason,
+    Hold,
+    Proposal,
+    ScaleReplicas,
+    Score,
+    Snapshot,
+)
+
+
+def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
+    """Choose one action for one target. Pure: equal arguments decide equally in every mode.
+
+    The state must have absorbed the snapshot. Raises ValueError when it has not.
+    """
+    evidence = evidence_of(policy, state, snapshot)
+    score = score_snapshot(policy, snapshot, evidence)
+    window = _measure(policy, state)
+    forecast = _forecast(policy, state, snapshot, score, window)
+    tick = Tick(
+        policy=policy,
+        state=state,
+        snapshot=snapshot,
+        facts=evidence.facts,
+        score=score,
+        demand=window.latest if window is not None else Demand(gap=GapReason.NOT_CONFIGURED),
+        forecast=forecast,
+        prompt_per_request=window.prompt_per_request if window is not None else None,
+    )
+    proposal = propose(tick)
+    if not proposal.final:
+        for guard in GUARDS:  # evidence first; bounds last, so that nothing overrules them
+            proposal = guard(tick, proposal)
+    return Decision(
+        at=snapshot.at,
+        score=score,
+        demand=tick.demand,
+        forecast=forecast,
+        proposal=proposal,
+        reason=proposal.reason,
+        mode=trigger_mode(tick),
+        action=choose_action(snapshot, proposal),
+        unblocks=unblocks(tick, proposal),
+    )
+
+
+def _measure(policy: Policy, state: State) -> DemandWindow | None:
+    """Return demand per bin; None for a policy that is sized by the score."""
+    if policy.sizing is Sizing.SCORE or state.facts is None:
+        return None
+    line = state.model.line if state.model is not None else policy.demand.prior
+    sequences = state.facts.sequences or policy.demand.max_num_seqs
+    capacity = Capacity(kv_tokens=state.facts.kv_tokens, sequences=float(sequences))
+    return measure_demand(policy, line, capacity, state.rows, state.times)
+
+
+def _forecast(policy: Policy, state: State, snapshot: Snapshot, score: Score, window: DemandWindow | None) -> Forecast:
+    """Return demand at the learned horizon, and the score's own forecast where the policy asks for one."""
+    horizon_s = learned_horizon(policy.prediction, state.starts, policy.interval_s)
+    if window is None:
+        history = state.scores if score.value is None else (*state.scores, (snapshot.at, score.value))
+        return Forecast(
+            horizon_s=horizon_s, score=forecast_score(policy.prediction, history), gap=GapReason.NOT_CONFIGURED
+        )
+    return forecast_demand(policy, window, snapshot.at, horizon_s, state.regimes, state.errors)
+
+
+def choose_action(snapshot: Snapshot, proposal: Proposal) -> Action:
+    """Return the action that takes the target to the proposal."""
+    if proposal.final or proposal.replicas == proposal.current:
+        return Hold()
+    return ScaleReplicas(seen=proposal.current, to=proposal.replicas, uid=snapshot.target.uid)
+
+
+def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:
+    """Return what would have to change for the next step up and the next step down, a line each."""
+    if proposal.replicas != proposal.current:
+        return ()
+    if proposal.final:
+        return (f"held by {proposal.reason}",)
+    lines = []
+    stopped = {step.rule: step.detail for step in proposal.steps if step.after == proposal.current}
+    wished = proposal.wished if proposal.wished is not None else proposal.current
+    if wished > proposal.current and stopped:
+        rule, detail = next(iter(stopped.items()))
+        lines.append(f"up to {wished}: waits for {rule}" + (f" ({detail})" if detail else ""))
+    elif proposal.current >= tick.policy.replicas.max:
+        lines.append(f"up: at max {tick.policy.replicas.max}")
+    else:
+        lines.append(f"up: {_missing_for_up(tick)}")
+    if wished < proposal.current and stopped:
+        rule, detail = next(iter(stopped.items()))
+        lines.append(f"down: waits for {rule}" + (f" ({detail})" if detail else ""))
+    elif proposal.current <= tick.policy.replicas.min:
+        lines.append(f"down: at min {tick.policy.replicas.min}")
+    else:
+        lines.append(f"down: {_missing_for_down(tick)}")
+    return tuple(lines)
+
+
+def _missing_for_up(tick: Tick) -> str:
+    if tick.score.value is None:
+        return f"needs known parts of weight {tick.policy.score.min_known_weight:g}, has {tick.score.known_weight:.2f}"
+    if pressing(tick) is not None:
+        return f"{tick.facts.loading} replicas are loading"
+    threshold = tick.policy.scale_up.threshold
+    needs = [f"score {pressure(tick):.2f} of {threshold:g}"]
+    if tick.forecast.up is not None:
+        needs.append(f"demand asks for {tick.forecast.up} of {tick.current}")
+    return ", ".join(needs)
+
+
+def _missing_for_down(tick: Tick) -> str:
+    if tick.score.value is None:
+        return "needs every part known"
+    needs = []
+    if tick.forecast.keep is not None:
+        needs.append(f"demand keeps {tick.forecast.keep} of {tick.current}")
+    if tick.score.shrink_value is not None:
+        needs.append(f"score {tick.score.shrink_value:.2f}, threshold {tick.policy.scale_down.threshold:g}")
+    elif tick.forecast.keep is None:
+        needs.append(f"demand is unknown ({tick.forecast.gap})")
+    window = down_window_s(tick.policy, tick.forecast.horizon_s)
+    return ", ".join([*needs, f"for {window:.0f}s"])

@@ -1,0 +1,292 @@
+"""What a snapshot shows once pods and engines are joined: who serves, who loads, how much load there is."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.core.policy import Pending, Policy
+from autoscaler.core.signals import COLUMN
+from autoscaler.core.types import EngineKey, Engines, Floats, GapReason, Ints, Pod, PodPhase, Snapshot
+from autoscaler.core.window import EngineMemory
+
+Mask = NDArray[np.bool_]
+
+STALE_IDLE_POLLS = 3
+IMPLAUSIBLE_ZERO_POLLS = 20
+STALLED_AFTER_S = 30.0
+BROKEN_STATES = frozenset(
+    {"CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "RunContainerError"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Join:
+    """Pods and engine rows joined; a function of the two alone, kept while neither changes.
+
+    Args:
+        serving: rows of pods that are ready, running and not terminating.
+        unready: rows of running pods that were ready before and are not now.
+        pod_of: for each row the index of its pod; -1 for a pod that the target does not own.
+        ready_at: for each row since when its pod is ready; -Inf when that is unknown.
+        ready, unready_pods, terminating, broken, live: numbers of pods.
+        starting: creation times of pods on their way: never ready, not broken, not terminating.
+        unschedulable: since when, for each pod without a node.
+        sequences: the smallest `max_num_seqs` among the ready pods' arguments; None when none says.
+        engines_per_pod: 1.0 unless pods run several data-parallel engines.
+    """
+
+    pods: tuple[Pod, ...]
+    keys: tuple[EngineKey, ...]
+    serving: Mask
+    unready: Mask
+    pod_of: Ints
+    ready_at: Floats
+    ready: int
+    unready_pods: int
+    terminating: int
+    broken: int
+    live: int
+    starting: tuple[float, ...]
+    unschedulable: tuple[float, ...]
+    sequences: int | None
+    engines_per_pod: float
+
+    def count_pods(self, rows: Mask) -> int:
+        """Return how many pods the rows belong to."""
+        if self.engines_per_pod == 1.0:
+            return int(np.count_nonzero(rows))
+        return len(set(self.pod_of[rows].tolist()))
+
+
+def is_broken(pod: Pod, pending: Pending) -> bool:
+    """Tell whether the pod cannot become ready by waiting: it crashes again and again, or cannot be pulled."""
+    return pod.waiting_reason in BROKEN_STATES or (not pod.ready and pod.restarts >= pending.crash_restarts)
+
+
+def is_serving(pod: Pod) -> bool:
+    """Tell whether the pod takes requests."""
+    return pod.ready and not pod.terminating and pod.phase is PodPhase.RUNNING
+
+
+def join(pods: tuple[Pod, ...], keys: tuple[EngineKey, ...], pending: Pending) -> Join:
+    """Return pods and engine rows joined by pod uid."""
+    alive = [
+        pod
+        for pod in pods
+        if not pod.terminating and pod.phase in (PodPhase.RUNNING, PodPhase.PENDING, PodPhase.UNKNOWN)
+    ]
+    broken = [pod for pod in alive if is_broken(pod, pending)]
+    seen_ready = {pod.uid for pod in alive if is_serving(pod)}
+    fallen = {pod.uid for pod in alive if pod.phase is PodPhase.RUNNING and not pod.ready and pod.was_ready} - {
+        pod.uid for pod in broken
+    }
+    starting = [pod for pod in alive if not pod.ready and not pod.was_ready and not is_broken(pod, pending)]
+    place = {pod.uid: index for index, pod in enumerate(pods)}
+    limits = [pod.max_num_seqs for pod in alive if pod.uid in seen_ready and pod.max_num_seqs is not None]
+    return Join(
+        pods=pods,
+        keys=keys,
+        serving=np.array([key.pod_uid in seen_ready for key in keys], dtype=bool),
+        unready=np.array([key.pod_uid in fallen for key in keys], dtype=bool),
+        pod_of=np.array([place.get(key.pod_uid, -1) for key in keys], dtype=np.intp),
+        ready_at=np.array([_ready_at(pods, place.get(key.pod_uid)) for key in keys], dtype=np.float64),
+        ready=len(seen_ready),
+        unready_pods=len(fallen),
+        terminating=sum(1 for pod in pods if pod.terminating),
+        broken=len(broken),
+        live=len(alive),
+        starting=tuple(sorted(pod.created_at for pod in starting)),
+        unschedulable=tuple(sorted(pod.unschedulable_at for pod in alive if pod.unschedulable_at is not None)),
+        sequences=min(limits) if limits else None,
+        engines_per_pod=len(keys) / max(1, len({key.pod_uid for key in keys})) if keys else 1.0,
+    )
+
+
+def _ready_at(pods: tuple[Pod, ...], index: int | None) -> float:
+    ready_at = pods[index].ready_at if index is not None else None
+    return -np.inf if ready_at is None else ready_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """KV usage of the fleet: as growth sees it, as shrinking sees it, and why one is missing."""
+
+    growth: float | None = None
+    shrink: float | None = None
+    gap: GapReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One tick's load and supply.
+
+    Args:
+        ready: ready replicas that are awake, in replicas.
+        loading: replicas ordered and on their way, inside their grace.
+        overdue: pods on their way for longer than the grace.
+        stuck: pods without a node for longer than allowed.
+        expected, known: pods that should report, and that did, freshly.
+        cold: of the known, ready for less than the warm-up.
+        waiting, running: requests of the known engines; None when none is known.
+        kv: see `Usage`.
+        kv_tokens: KV tokens of one replica; None when unknown.
+        idle: everything known, nothing running or waiting, and the request counters do not move.
+        stalled: an engine has requests and generates nothing.
+        asleep: ready replicas whose engines sleep.
+        suspect: reasons found in the core, each with how many engines it concerns.
+    """
+
+    ready: float
+    loading: int
+    overdue: int
+    stuck: int
+    expected: int
+    known: int
+    cold: int
+    waiting: float | None
+    running: float | None
+    kv: Usage
+    kv_tokens: float | None
+    idle: bool
+    stalled: bool
+    asleep: float
+    unready: int = 0
+    broken: int = 0
+    terminating: int = 0
+    live: int = 0
+    sequences: int | None = None
+    suspect: tuple[tuple[GapReason, int], ...] = ()
+
+    @property
+    def missing(self) -> int:
+        """Pods that should report and did not."""
+        return self.expected - self.known
+
+
+def gather(policy: Policy, snapshot: Snapshot, joined: Join, memory: EngineMemory, flat: bool) -> Facts:
+    """Return the facts of this tick.
+
+    Args:
+        memory: after this tick, with its rows in the order of the snapshot's.
+        flat: the request counters are known and did not move in the window.
+    """
+    engines, at = snapshot.engines, snapshot.at
+    per = policy.target.pods_per_replica
+    rows = _rows(policy, engines, joined, at)
+    asleep_pods = joined.count_pods(rows.asleep)
+    column = engines.values[rows.load]
+    known = joined.count_pods(rows.load)
+    serving_pods = joined.ready - asleep_pods if joined.ready else joined.unready_pods
+    ready = (joined.ready - asleep_pods) / per
+    waiting = _total(column[:, COLUMN["num_requests_waiting"]])
+    running = _total(column[:, COLUMN["num_requests_running"]])
+    cold = rows.load & (at - joined.ready_at < policy.score.warm_up_s)
+    lost = (serving_pods - known) * joined.engines_per_pod
+    kv, suspect, stalled = _kv_usage(engines, memory, rows.load, cold, lost, at)
+    grace = policy.pending.grace_s
+    young = sum(1 for created in joined.starting if at - created <= grace)
+    ordered = snapshot.target.current_replicas * per
+    missing_pods = max(0, ordered - joined.live)
+    loading = max(0, min(young + missing_pods, ordered - joined.ready))
+    return Facts(
+        ready=ready,
+        loading=-(-loading // per),
+        overdue=len(joined.starting) - young,
+        stuck=sum(1 for since in joined.unschedulable if at - since > policy.pending.unschedulable_after_s),
+        expected=serving_pods,
+        known=known,
+        cold=joined.count_pods(cold),
+        waiting=waiting,
+        running=running,
+        kv=kv,
+        kv_tokens=_replica_tokens(engines, joined, rows.load, per),
+        idle=flat and known == serving_pods > 0 and waiting == 0.0 and running == 0.0,
+        stalled=stalled,
+        asleep=asleep_pods / per,
+        unready=joined.unready_pods,
+        broken=joined.broken,
+        terminating=joined.terminating,
+        live=joined.live,
+        sequences=joined.sequences,
+        suspect=suspect,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    load: Mask
+    asleep: Mask
+
+
+def _rows(policy: Policy, engines: Engines, joined: Join, at: float) -> _Rows:
+    """Return the rows that carry load: fresh, awake, of ready pods; of pods that fell unready when none is ready."""
+    stale_after = policy.signals.vllm.stale_after_s if policy.signals.vllm is not None else 15.0
+    fresh = at - engines.values[:, COLUMN["read_at"]] <= stale_after
+    serving = joined.serving if joined.ready else joined.unready
+    sleeps = engines.values[:, COLUMN["asleep"]] > 0.0
+    return _Rows(load=serving & fresh & ~sleeps, asleep=serving & fresh & sleeps)
+
+
+def _total(values: Floats) -> float | None:
+    """Return the sum of the known values; None when none is."""
+    known = values[~np.isnan(values)]
+    return float(known.sum()) if len(known) else None
+
+
+def _replica_tokens(engines: Engines, joined: Join, rows: Mask, per: int) -> float | None:
+    """Return the mean KV tokens of a replica over the rows that say; None when none does."""
+    capacity = engines.values[:, COLUMN["kv_capacity_tokens"]]
+    said = rows & ~np.isnan(capacity)
+    pods = joined.count_pods(said)
+    return float(capacity[said].sum()) * per / pods if pods else None
+
+
+def _kv_usage(
+    engines: Engines, memory: EngineMemory, rows: Mask, cold: Mask, missing: float, at: float
+) -> tuple[Usage, tuple[tuple[GapReason, int], ...], bool]:
+    """Return KV usage weighted by capacity, the suspicions on it, and whether an engine stalls.
+
+    For growth, pods without data and cold pods count as they report or as empty; for shrinking, pods without data
+    count as full and cold pods do not count. `missing` is the number of engines without data.
+    """
+    values = engines.values
+    usage = values[:, COLUMN["kv_cache_usage"]]
+    said = rows & ~np.isnan(usage)
+    stalled_rows = rows & (at - memory.flat_since > STALLED_AFTER_S)
+    waiting = values[:, COLUMN["num_requests_waiting"]]
+    stalled = bool((stalled_rows & (waiting > 0.0)).any())
+    idle_now, idle_long = said & (memory.idle_polls > 0), said & (memory.idle_polls >= STALE_IDLE_POLLS)
+    odd_zero = said & (memory.zero_polls >= IMPLAUSIBLE_ZERO_POLLS)
+    held = idle_long & (usage > 0.0)
+    found = (
+        (GapReason.KV_STALE_IDLE, held),
+        (GapReason.KV_IMPLAUSIBLE, odd_zero),
+        (GapReason.ENGINE_STALLED, stalled_rows),
+    )
+    suspect = tuple((reason, int(mask.sum())) for reason, mask in found if mask.any())
+    if not said.any():
+        return Usage(gap=GapReason.EMPTY), suspect, stalled
+    weight = _weights(values[:, COLUMN["kv_capacity_tokens"]], said)
+    lost = missing * float(weight[said].mean())
+    # An idle engine's gauge can freeze at its last value: it holds nobody's blocks, and is not grown on.
+    grow_usage = np.where(idle_now, 0.0, usage)
+    grow_rows = said & ~stalled_rows
+    grow_weight = float(weight[said].sum()) + lost
+    growth = float((weight[grow_rows] * grow_usage[grow_rows]).sum()) / grow_weight
+    shrink_usage = np.where(idle_long, 0.0, np.where(stalled_rows, 1.0, usage))
+    warm = said & ~cold
+    gap = GapReason.KV_IMPLAUSIBLE if odd_zero.any() else None
+    shrink_weight = float(weight[warm].sum()) + lost
+    shrink = None
+    if gap is None and shrink_weight > 0.0:
+        shrink = (float((weight[warm] * shrink_usage[warm]).sum()) + lost) / shrink_weight
+    return Usage(growth=growth, shrink=shrink, gap=gap), suspect, stalled
+
+
+def _weights(capacity: Floats, rows: Mask) -> Floats:
+    """Return each row's share of the fleet's KV tokens, unnormalised: its capacity, the mean where it is unknown."""
+    known = rows & (capacity > 0.0)
+    if not known.any():
+        return np.ones(len(capacity))
+    return np.where(known, capacity, float(capacity[known].mean()))

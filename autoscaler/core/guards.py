@@ -1,0 +1,374 @@
+"""Ordered safety steps on a proposal, and the proposal itself."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from autoscaler.core.facts import Facts
+from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
+from autoscaler.core.state import State, down_window_s, growing_s
+from autoscaler.core.types import Demand, Forecast, GapReason, Proposal, Reason, Score, Snapshot, Step
+
+MEMORY_BRAKE = 0.5
+CHANGE_HOLD_S = 120.0
+"""For so long after a regime change the upward window is skipped: its older entries are of the old regime."""
+DOUBLED_POLLS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """All that a guard may look at."""
+
+    policy: Policy
+    state: State
+    snapshot: Snapshot
+    facts: Facts
+    score: Score
+    demand: Demand
+    forecast: Forecast
+    prompt_per_request: float | None = None
+
+    @property
+    def current(self) -> int:
+        """`spec.replicas`, the base of every change."""
+        return self.snapshot.target.current_replicas
+
+
+Guard = Callable[[Tick, Proposal], Proposal]
+
+
+# --- the proposal ---------------------------------------------------------------------------------------------------
+
+
+def propose(tick: Tick) -> Proposal:
+    """Return the replicas wished for, before any guard, and why."""
+    current = tick.current
+    standing = _stand_down(tick)
+    if standing is not None:
+        return Proposal(current=current, replicas=current, reason=standing, final=True, wished=current)
+    if tick.score.value is None:
+        return Proposal(current=current, replicas=current, reason=_ignorance(tick), wished=current)
+    growth = max(_growth(tick), key=lambda wish: wish[0])
+    if growth[0] > current:
+        urgent = growth[1] in (Reason.UP_EMERGENCY, Reason.UP_SATURATION)
+        return Proposal(current=current, replicas=growth[0], reason=growth[1], urgent=urgent, wished=growth[0])
+    keep, reason = _keep(tick)
+    if keep < current:
+        return Proposal(current=current, replicas=keep, reason=reason, wished=keep)
+    return Proposal(current=current, replicas=current, reason=Reason.STEADY, wished=current)
+
+
+def _stand_down(tick: Tick) -> Reason | None:
+    """Return why this target is not ours to change now; None when it is."""
+    if tick.snapshot.target.other_owner:
+        return Reason.OTHER_OWNER
+    if tick.current == 0:
+        return Reason.SCALED_TO_ZERO
+    if tick.state.doubled_polls >= DOUBLED_POLLS:
+        return Reason.GROUP_SIZE
+    return None
+
+
+def _ignorance(tick: Tick) -> Reason:
+    if tick.facts.expected == 0 and not tick.snapshot.samples:
+        return Reason.NO_READY_PODS
+    return Reason.NO_DATA if tick.score.known_weight <= 0.0 else Reason.INSUFFICIENT_COMPONENTS
+
+
+def pressure(tick: Tick) -> float:
+    """Return the score that growth is judged by: measured or predicted, whichever is higher."""
+    return max(tick.score.value or 0.0, tick.forecast.score or 0.0)
+
+
+def pressing(tick: Tick) -> Reason | None:
+    """Return why the score asks for growth: the weighted sum, or one saturated part; None when it does not."""
+    if pressure(tick) >= tick.policy.scale_up.threshold:
+        return Reason.UP_SCORE
+    critical = [part for part in tick.score.parts if (part.value or 0.0) >= tick.policy.score.critical]
+    return Reason.UP_CRITICAL if any(part.weight > 0.0 for part in critical) else None
+
+
+def _growth(tick: Tick) -> list[tuple[int, Reason]]:
+    """Return the wishes to grow, each with its reason; the current count stands for no wish."""
+    wishes = [(tick.current, Reason.STEADY)]
+    pressed = pressing(tick)
+    if tick.policy.sizing is Sizing.SCORE:
+        return [*wishes, (_sized_by_score(tick), pressed)] if pressed is not None else wishes
+    if tick.forecast.up is not None:
+        wishes.append((tick.forecast.up, Reason.UP_DEMAND))
+    if pressed is not None and tick.facts.loading == 0:
+        # The line may be wrong: the score orders one replica even when demand sees no need.
+        wishes.append((tick.current + 1, pressed))
+    if tick.policy.emergency.enabled:
+        wishes.extend(_urgent(tick))
+    return wishes
+
+
+def _sized_by_score(tick: Tick) -> int:
+    """Return the replicas at which the score would lie in the middle of the dead band, at least one more than now."""
+    middle = (tick.policy.scale_up.threshold + tick.policy.scale_down.threshold) / 2.0
+    return max(tick.current + 1, math.ceil(tick.current * pressure(tick) / middle - 1e-9))
+
+
+def _urgent(tick: Tick) -> list[tuple[int, Reason]]:
+    """Return the wishes of the two paths that pass the upward cooldown.
+
+    Emergency: the backlog is critical, the queue grew, is longer than the ready replicas, and nothing is loading: order
+    what works the queue off within a horizon. Saturation: served work cannot show demand when the fleet is saturated,
+    so order a multiple of the ready replicas once the backlog has been critical and growing for long enough.
+    """
+    settings, facts, state = tick.policy.emergency, tick.facts, tick.state
+    backlog = tick.score.part("backlog").value
+    waiting = facts.waiting or 0.0
+    if backlog is None or backlog < settings.backlog or len(state.rows) < 2:
+        return []
+    wishes = []
+    grew = growing_s(tick.policy, state, backlog) > state.saturated_s
+    if grew and waiting > facts.ready and facts.loading == 0:
+        line = state.model.line if state.model is not None else tick.policy.demand.prior
+        queued_work = waiting * (tick.prompt_per_request or 0.0) * line.cp / tick.forecast.horizon_s
+        needed = math.ceil((tick.demand.value or 0.0) + queued_work - 1e-9)
+        wishes.append((max(needed, tick.current + 1), Reason.UP_EMERGENCY))
+    if growing_s(tick.policy, state, backlog) >= settings.hold_s:
+        wishes.append((math.ceil(settings.factor * facts.ready - 1e-9), Reason.UP_SATURATION))
+    return wishes
+
+
+def _keep(tick: Tick) -> tuple[int, Reason]:
+    """Return the replicas to keep when nothing asks for growth, and why fewer would do."""
+    if tick.policy.sizing is Sizing.SCORE:
+        calm = max(tick.score.value or 0.0, tick.forecast.score or 0.0) <= tick.policy.scale_down.threshold
+        return tick.current - 1 if calm else tick.current, Reason.DOWN_SCORE
+    if tick.forecast.keep is None:
+        return tick.current, Reason.STEADY
+    # A pod without data counts as fully loaded.
+    return tick.forecast.keep + tick.facts.missing, Reason.DOWN_DEMAND
+
+
+# --- the guards, in order -------------------------------------------------------------------------------------------
+
+
+def require_evidence(tick: Tick, proposal: Proposal) -> Proposal:
+    """Refuse a shrink unless every part, and enough of the replicas, vouch for it."""
+    if proposal.replicas >= proposal.current:
+        return proposal
+    facts, policy = tick.facts, tick.policy
+    missing = [part for part in tick.score.parts if part.weight > 0.0 and part.shrink_value is None]
+    if any(part.gap is GapReason.MEMORY_COARSE for part in missing):
+        return _held(proposal, Reason.MEMORY_COARSE, "framebuffer use says nothing about load")
+    if missing and facts.known > 0 and facts.cold == facts.known:
+        return _held(proposal, Reason.WARMING_UP, f"{facts.cold} pods are ready for less than the warm-up")
+    if missing:
+        names = ", ".join(f"{part.name} ({part.gap})" if part.gap else part.name for part in missing)
+        return _held(proposal, Reason.PARTIAL_NO_SHRINK, f"unknown: {names}")
+    if facts.known < policy.evidence.min_fresh_share * facts.expected:
+        return _held(proposal, Reason.PARTIAL_NO_SHRINK, f"{facts.known} of {facts.expected} pods report")
+    restarted = tick.state.last_restart_at
+    if restarted is not None and tick.snapshot.at - restarted <= policy.evidence.restart_window_s:
+        ago = tick.snapshot.at - restarted
+        return _held(proposal, Reason.UNSTABLE_PODS, f"a container restarted {ago:.0f}s ago")
+    return proposal
+
+
+def count_pending(tick: Tick, proposal: Proposal) -> Proposal:
+    """Count ordered supply before asking for more, and leave a fleet in motion alone."""
+    facts, target = tick.facts, tick.snapshot.target
+    if proposal.replicas > proposal.current:
+        if target.rollout_unhealthy:
+            return _held(proposal, Reason.ROLLOUT_UNHEALTHY, "pods of the newest revision do not start")
+        if facts.stuck:
+            return _held(proposal, Reason.UNSCHEDULABLE, f"{facts.stuck} pods find no node")
+        if tick.policy.sizing is Sizing.SCORE and facts.loading and not proposal.urgent:
+            return _held(proposal, Reason.PENDING_CAPACITY, f"{facts.loading} replicas are loading")
+    elif proposal.replicas < proposal.current:
+        if facts.unready:
+            return _held(proposal, Reason.UNREADY_PODS, f"{facts.unready} pods were ready and are not")
+        if target.rollout:
+            return _held(proposal, Reason.ROLLOUT, "a rollout is under way")
+        if tick.policy.scale_down.serialize_drain and facts.terminating:
+            return _held(proposal, Reason.DRAINING, f"{facts.terminating} pods terminate")
+    return proposal
+
+
+def check_rebound(tick: Tick, proposal: Proposal) -> Proposal:
+    """Refuse a step down after which the same load would ask for growth: S x N / (N - 1) >= the up threshold."""
+    if proposal.replicas >= proposal.current or tick.score.shrink_value is None:
+        return proposal
+    after = proposal.current - 1
+    projected = tick.score.shrink_value * proposal.current / after if after else math.inf
+    if projected >= tick.policy.scale_up.threshold:
+        return _held(proposal, Reason.WOULD_REBOUND, f"score would be {projected:.2f} on {after} replicas")
+    return proposal
+
+
+def hold_dead_band(tick: Tick, proposal: Proposal) -> Proposal:
+    """Refuse a shrink while the score is above its threshold, a part is not clear, or memory or an SLO is tight."""
+    if proposal.replicas >= proposal.current or tick.score.shrink_value is None:
+        return proposal
+    score, policy = tick.score, tick.policy
+    if score.memory_guard is not None and score.memory_guard >= MEMORY_BRAKE:
+        return _held(proposal, Reason.MEMORY_GUARD, f"out-of-memory guard {score.memory_guard:.2f}")
+    if score.degraded:
+        return _held(proposal, Reason.DEGRADED, score.part("latency").driver)
+    value = max(score.shrink_value or 0.0, tick.forecast.score or 0.0)
+    if value > policy.scale_down.threshold:
+        return _held(proposal, Reason.HELD_HYSTERESIS, f"score {value:.2f} > {policy.scale_down.threshold:g}")
+    for part in score.parts:
+        if part.weight > 0.0 and (part.shrink_value or 0.0) >= policy.score.clear:
+            return _held(proposal, Reason.HELD_HYSTERESIS, f"{part.name} {part.shrink_value:.2f} is not clear")
+    return proposal
+
+
+def stabilize(tick: Tick, proposal: Proposal) -> Proposal:
+    """Take the upward window's minimum and the downward window's maximum; the downward window must be full."""
+    state, policy, at, current = tick.state, tick.policy, tick.snapshot.at, proposal.current
+    if tick.score.value is None:
+        return replace(proposal, recommended=(current, current))
+    wanted = proposal.replicas
+    keep = wanted if wanted < current else max(wanted, tick.forecast.keep or 0)
+    proposal = replace(proposal, recommended=(max(wanted, current), keep))
+    changed = tick.forecast.changed or (state.changed_at is not None and at - state.changed_at < CHANGE_HOLD_S)
+    up_window = 0.0 if proposal.urgent or changed else policy.scale_up.stabilization_s
+    down_window = down_window_s(policy, tick.forecast.horizon_s)
+    history = [(at - when, up, kept) for when, up, kept in state.recommendations]
+    observed_s = max((age for age, _, _ in history), default=0.0)
+    if wanted < current and observed_s < down_window - 1.5 * policy.interval_s:
+        return _held(proposal, Reason.HELD_STABILIZATION, f"{observed_s:.0f}s of {down_window:.0f}s observed")
+    settled = stabilized(current, max(wanted, current), keep, history, up_window, down_window)
+    limit = f"lowest in {up_window:.0f}s" if wanted > current else f"highest in {down_window:.0f}s"
+    return proposal.moved_to(settled, Reason.HELD_STABILIZATION, f"{limit} is {settled}")
+
+
+def stabilized(
+    current: int,
+    up: int,
+    keep: int,
+    history: Sequence[tuple[float, int, int]],
+    up_window_s: float,
+    down_window_s: float,
+) -> int:
+    """Return what the windows leave of a wish: at least the lowest wish to grow, at most the highest to keep.
+
+    Args:
+        up, keep: this tick's wishes.
+        history: (age [s], earlier wish to grow, earlier wish to keep).
+    Source: HorizontalPodAutoscaler, stabilizeRecommendationWithBehaviors, where both wishes are one.
+    """
+    lowest = min([up, *(wish for age, wish, _ in history if age < up_window_s)])
+    highest = max([keep, *(wish for age, _, wish in history if age < down_window_s)])
+    return min(max(current, lowest), highest)
+
+
+def limit_step(tick: Tick, proposal: Proposal) -> Proposal:
+    """Limit one action to `maxStep` replicas."""
+    up, down = tick.policy.scale_up.max_step, tick.policy.scale_down.max_step
+    high = math.inf if up is None else proposal.current + up
+    low = -math.inf if down is None else proposal.current - down
+    limited = int(min(max(proposal.replicas, low), high))
+    return proposal.moved_to(limited, Reason.LIMITED_STEP, f"+{up}/-{down} an action")
+
+
+def limit_rate(tick: Tick, proposal: Proposal) -> Proposal:
+    """Limit the change per period to the rate budgets."""
+    up, down = tick.policy.scale_up, tick.policy.scale_down
+    ages = [(tick.snapshot.at - when, change) for when, change in tick.state.changes]
+    if proposal.replicas > proposal.current and up.budgets:
+        ceiling = rate_limit(up.budgets, up.select, proposal.current, ages, up=True)
+        limited = max(proposal.current, min(proposal.replicas, ceiling))
+        return proposal.moved_to(limited, Reason.LIMITED_RATE, f"budget ends at {ceiling}")
+    if proposal.replicas < proposal.current and down.budgets:
+        floor = rate_limit(down.budgets, down.select, proposal.current, ages, up=False)
+        limited = min(proposal.current, max(proposal.replicas, floor))
+        return proposal.moved_to(limited, Reason.LIMITED_RATE, f"budget ends at {floor}")
+    return proposal
+
+
+def rate_limit(
+    budgets: Sequence[RateBudget], select: Select, current: int, changes: Sequence[tuple[float, int]], *, up: bool
+) -> int:
+    """Return the highest (or lowest) count that the budgets allow now.
+
+    Args:
+        changes: (age [s], change), ups positive. A budget counts from the replicas at its period's start: the current
+            ones less what was added, plus what was removed, since then.
+    Source: HorizontalPodAutoscaler, calculateScaleUpLimitWithScalingRules and its downward twin.
+    """
+    if select is Select.DISABLED:
+        return current
+    limits = []
+    for budget in budgets:
+        start = current - sum(change for age, change in changes if age < budget.period_s)
+        if budget.type == "Pods":
+            limits.append(start + budget.value if up else start - budget.value)
+        elif up:
+            limits.append(math.ceil(start * (1.0 + budget.value / 100.0) - 1e-9))
+        else:
+            limits.append(math.floor(start * (1.0 - budget.value / 100.0) + 1e-9))
+    most = select is Select.MAX
+    return max(limits) if up is most else min(limits)
+
+
+def hold_cooldown(tick: Tick, proposal: Proposal) -> Proposal:
+    """Leave time between actions; emergency and saturation pass upward."""
+    last = tick.state.last_action_at
+    if proposal.replicas == proposal.current or last is None:
+        return proposal
+    up = proposal.replicas > proposal.current
+    cooldown = tick.policy.up_cooldown_s if up else tick.policy.down_cooldown_s
+    since = tick.snapshot.at - last
+    if since >= cooldown or (up and proposal.urgent):
+        return proposal
+    return _held(proposal, Reason.HELD_COOLDOWN, f"{since:.0f}s of {cooldown:.0f}s since the last action")
+
+
+def blow_fuse(tick: Tick, proposal: Proposal) -> Proposal:
+    """Freeze growth while the fleet does not turn what it has into ready replicas; it reopens by itself."""
+    settings, facts = tick.policy.health, tick.facts
+    if not settings.enabled or proposal.replicas <= proposal.current:
+        return proposal
+    unhealthy = facts.broken / facts.live if facts.live else 0.0
+    if unhealthy > settings.max_unhealthy_share:
+        return _held(proposal, Reason.HEALTH_FUSE, f"{facts.broken} of {facts.live} pods crash or cannot be pulled")
+    last_up = tick.state.last_up_at
+    if facts.overdue and last_up is not None:
+        since = tick.snapshot.at - last_up
+        # Past twice the time one more step is risked: what kept the last pods from starting may be gone.
+        if settings.ready_within_s < since < 2.0 * settings.ready_within_s:
+            return _held(
+                proposal, Reason.HEALTH_FUSE, f"{facts.overdue} pods not ready {since:.0f}s after the last step"
+            )
+    return proposal
+
+
+def keep_bounds(tick: Tick, proposal: Proposal) -> Proposal:
+    """Pull the count between min and max. Last, so that nothing overrules it."""
+    low, high = tick.policy.replicas.min, tick.policy.replicas.max
+    bounded = min(max(proposal.replicas, low), high)
+    if bounded == proposal.replicas:
+        return proposal
+    rule = Reason.LIMITED_MAX if bounded == high and proposal.replicas > high else Reason.LIMITED_MIN
+    step = Step(rule=rule, before=proposal.replicas, after=bounded, detail=f"min {low}, max {high}")
+    reason = proposal.reason
+    if bounded == proposal.current:
+        reason = rule
+    elif not low <= proposal.current <= high:
+        reason = Reason.UP_BOUNDS if bounded > proposal.current else Reason.DOWN_BOUNDS
+    return replace(proposal, replicas=bounded, reason=reason, steps=(*proposal.steps, step))
+
+
+def _held(proposal: Proposal, rule: Reason, detail: str) -> Proposal:
+    return proposal.moved_to(proposal.current, rule, detail)
+
+
+GUARDS: tuple[Guard, ...] = (
+    require_evidence,
+    count_pending,
+    check_rebound,
+    hold_dead_band,
+    stabilize,
+    limit_step,
+    limit_rate,
+    hold_cooldown,
+    blow_fuse,
+    keep_bounds,
+)

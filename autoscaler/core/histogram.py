@@ -1,0 +1,112 @@
+"""Classic histograms: quantiles, shares, and the merging of bucket layouts. Rules as Prometheus has them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoscaler.core.types import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantile:
+    """A quantile from buckets.
+
+    Args:
+        value: NaN when there is no observation, fewer than two buckets, or no +Inf bucket.
+        censored: the rank lies in the +Inf bucket, so that the true value is at least `value`.
+    """
+
+    value: float
+    censored: bool = False
+
+
+def quantile(bounds: Sequence[float], cumulative: Floats, q: float) -> Quantile:
+    """Return the q-quantile by linear interpolation inside the bucket that holds rank q x N.
+
+    Args:
+        bounds: upper bounds, ascending; the last must be +Inf.
+        cumulative: observations at or below each bound; made non-decreasing by a running maximum.
+    Source: Prometheus' histogram_quantile for classic histograms (2.42 and 3.x agree on these).
+    """
+    if len(bounds) < 2 or bounds[-1] != math.inf:
+        return Quantile(value=math.nan)
+    counts = np.maximum.accumulate(cumulative)
+    total = float(counts[-1])
+    if not total > 0.0:
+        return Quantile(value=math.nan)
+    if q < 0.0 or q > 1.0:
+        return Quantile(value=-math.inf if q < 0.0 else math.inf)
+    rank = q * total
+    index = int(np.searchsorted(counts, rank, side="left"))
+    if index >= len(bounds) - 1:
+        return Quantile(value=bounds[-2], censored=True)
+    upper = bounds[index]
+    if index == 0 and upper <= 0.0:
+        return Quantile(value=upper)
+    lower = bounds[index - 1] if index else 0.0
+    below = float(counts[index - 1]) if index else 0.0
+    inside = float(counts[index]) - below
+    if inside <= 0.0:
+        return Quantile(value=lower)
+    return Quantile(value=lower + (upper - lower) * (rank - below) / inside)
+
+
+def share_within(bounds: Sequence[float], cumulative: Floats, limit: float) -> float:
+    """Return the share of observations at or below `limit`, NaN without observations.
+
+    Exact when `limit` is a bound, else linear inside its bucket. Above the highest finite bound nothing is known of
+    the +Inf bucket, so that its observations count as beyond the limit.
+    """
+    counts = np.maximum.accumulate(cumulative)
+    total = float(counts[-1])
+    if not total > 0.0:
+        return math.nan
+    index = int(np.searchsorted(np.asarray(bounds), limit, side="left"))
+    if index < len(bounds) and bounds[index] == limit:
+        return float(counts[index]) / total
+    below = float(counts[index - 1]) if index else 0.0
+    if index >= len(bounds) - 1:
+        return below / total
+    lower = bounds[index - 1] if index else 0.0
+    inside = float(counts[index]) - below
+    return (below + inside * (limit - lower) / (bounds[index] - lower)) / total
+
+
+def slowest(bounds: Sequence[float], cumulative: Floats) -> float:
+    """Return an upper bound of the slowest observation: the first bound that holds them all, +Inf beyond the last."""
+    counts = np.maximum.accumulate(cumulative)
+    return float(bounds[int(np.searchsorted(counts, counts[-1], side="left"))])
+
+
+def deviation(bounds: Sequence[float], cumulative: Floats) -> float:
+    """Return the standard deviation with each observation at the middle of its bucket; NaN without observations."""
+    counts = np.diff(np.maximum.accumulate(cumulative), prepend=0.0)
+    total = float(counts.sum())
+    if not total > 0.0:
+        return math.nan
+    finite = np.asarray([*bounds[:-1], bounds[-2]])
+    middles = finite - np.diff(finite, prepend=0.0) / 2.0
+    mean = float((middles * counts).sum()) / total
+    return math.sqrt(max(0.0, float((middles * middles * counts).sum()) / total - mean * mean))
+
+
+def union(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the bounds of both layouts, ascending; `left` itself when it holds them all."""
+    if left == right or set(right) <= set(left):
+        return left
+    return tuple(sorted({*left, *right}))
+
+
+def rebased(bounds: tuple[float, ...], counts: Floats, onto: tuple[float, ...]) -> Floats:
+    """Return cumulative counts at the bounds `onto`, a superset of `bounds`, linear inside each own bucket.
+
+    Summing different layouts bound by bound, as PromQL does, can be far off: a bound that one layout lacks would
+    seem to hold no observation of it.
+    """
+    if bounds == onto:
+        return counts
+    finite = [0.0, *bounds[:-1]]
+    values = np.interp(onto[:-1], finite, np.concatenate(([0.0], counts[:-1])))
+    return np.concatenate((values, counts[-1:]))

@@ -1,0 +1,68 @@
+"""The trigger mode: what kind of situation a snapshot shows."""
+
+import math
+from itertools import pairwise
+from statistics import median
+
+from autoscaler.core.guards import Tick
+from autoscaler.core.histogram import deviation
+from autoscaler.core.types import Mode
+from autoscaler.core.window import SUMS, histogram_between, row_at
+
+SPIKE_FACTOR, SPIKE_WINDOWS, SPIKE_HISTORY = 2.0, 3, 10
+LONG_CONTEXT_TOKENS_PER_S, LONG_CONTEXT_KV, LONG_CONTEXT_S = 5.0, 0.85, 10.0
+IDLE_GPU, FULL_BLOCKS = 0.30, 0.65
+
+
+def trigger_mode(tick: Tick) -> Mode:
+    """Return the first mode that fits, the most urgent first."""
+    checks = (
+        (Mode.INFERENCE_BLOCKED, tick.facts.stalled),
+        (Mode.LONG_CONTEXT_BLOCK, _is_long_context(tick)),
+        (Mode.QPS_SPIKE, _is_spike(tick)),
+        (Mode.MEMORY_IMBALANCE, _is_imbalanced(tick)),
+        (Mode.BATCH_JITTER, _is_jittery(tick)),
+        (Mode.IDLE, tick.facts.idle),
+    )
+    return next((mode for mode, fits in checks if fits), Mode.NORMAL)
+
+
+def _is_spike(tick: Tick) -> bool:
+    """Tell whether the last three minutes each saw more than twice the hour's median of first tokens."""
+    totals = [total for _, total in tick.state.minutes]
+    counts = [after - before for before, after in pairwise(totals)]
+    if len(counts) < SPIKE_HISTORY:
+        return False
+    usual = median(counts)
+    return usual > 0.0 and all(count > SPIKE_FACTOR * usual for count in counts[-SPIKE_WINDOWS:])
+
+
+def _is_long_context(tick: Tick) -> bool:
+    """Tell whether sequences crawl, under 5 tokens a second each, over a nearly full KV cache."""
+    usage, running = tick.facts.kv.growth, tick.facts.running
+    position = row_at(tick.state.times, tick.snapshot.at - LONG_CONTEXT_S)
+    if usage is None or usage <= LONG_CONTEXT_KV or not running or position < 0:
+        return False
+    old, new = tick.state.rows[position], tick.state.rows[-1]
+    generated = float(new.sums[SUMS["generation_tokens"]] - old.sums[SUMS["generation_tokens"]])
+    return generated / (new.at - old.at) / running < LONG_CONTEXT_TOKENS_PER_S
+
+
+def _is_jittery(tick: Tick) -> bool:
+    """Tell whether inter-token latencies of the last minute deviate by more than their SLO."""
+    slo = tick.policy.slo.itl
+    if slo is None or len(tick.state.rows) < 2:
+        return False
+    position = max(0, min(row_at(tick.state.times, tick.snapshot.at - 60.0), len(tick.state.rows) - 2))
+    observed = histogram_between(tick.state.rows[position], tick.state.rows[-1], "itl")
+    if observed is None:
+        return False
+    spread = deviation(observed.bounds, observed.counts)
+    return math.isfinite(spread) and spread > slo.seconds
+
+
+def _is_imbalanced(tick: Tick) -> bool:
+    """Tell whether the cards idle while most of the KV blocks are held."""
+    busy = [gpu.utilization for gpu in tick.snapshot.gpus if gpu.utilization is not None]
+    usage = tick.facts.kv.growth
+    return bool(busy) and usage is not None and usage > FULL_BLOCKS and sum(busy) / len(busy) < IDLE_GPU

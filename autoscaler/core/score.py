@@ -1,0 +1,402 @@
+"""The score: readings folded into pressure, and which part of it binds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoscaler.core.facts import Facts
+from autoscaler.core.histogram import quantile, share_within, slowest
+from autoscaler.core.policy import MemorySource, Policy, Slo, WithinSlo
+from autoscaler.core.types import Attribution, GapReason, Gpu, Part, Sample, Score, Snapshot
+from autoscaler.core.window import SUMS, FleetHistogram, FleetRow, histogram_between, row_at
+
+MIB = 1024.0 * 1024.0
+MIN_FINISHED = 20.0
+LOW_FREE_BYTES, LOW_FREE_SHARE, NO_FREE_BYTES = 1024.0 * MIB, 0.02, 256.0 * MIB
+DeviceKey = tuple[str, str, str]
+
+
+def clip(value: float) -> float:
+    """Return the value pulled into [0, 1]."""
+    return min(1.0, max(0.0, value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evidence:
+    """All that the score reads, besides the snapshot.
+
+    Args:
+        facts: this tick's load and supply.
+        rows, times: the fleet's rows and their times, oldest first, this tick's last.
+        plateaus: for each device the lowest use [bytes] since its pod became ready.
+        reserved: share of the card that the engines reserve at start; None when unknown.
+        first_token_age_s: seconds since a first token was seen anywhere; None when never.
+        pending_pods: Pending pods beyond those that we ordered.
+    """
+
+    facts: Facts
+    rows: tuple[FleetRow, ...]
+    times: tuple[float, ...]
+    plateaus: Mapping[DeviceKey, float]
+    reserved: float | None
+    first_token_age_s: float | None
+    pending_pods: int
+
+    def window(self, seconds: float) -> FleetRow | None:
+        """Return the fleet's row `seconds` ago, the oldest one when history is shorter; None with one row only."""
+        if len(self.rows) < 2:
+            return None
+        return self.rows[max(0, min(row_at(self.times, self.times[-1] - seconds), len(self.rows) - 2))]
+
+    def increase(self, name: str, seconds: float) -> float | None:
+        """Return how much a counter of the fleet grew in the window; None without history."""
+        old = self.window(seconds)
+        return None if old is None else float(self.rows[-1].sums[SUMS[name]] - old.sums[SUMS[name]])
+
+
+def score_snapshot(policy: Policy, snapshot: Snapshot, evidence: Evidence) -> Score:
+    """Return the weighted pressure S = sum(w s) / sum(w) over the known parts, and what binds it."""
+    samples = {sample.signal: sample for sample in snapshot.samples}
+    weights = policy.score.weights
+    guard = memory_guard(snapshot.gpus, evidence.plateaus, evidence.reserved)
+    memory = _memory(policy, snapshot, evidence, samples, guard)
+    backlog = _backlog(policy, evidence, samples)
+    latency = _latency(policy, evidence, samples)
+    parts = (
+        memory.part("memory", weights.memory),
+        backlog.part("backlog", weights.backlog),
+        latency.part("latency", weights.latency),
+    )
+    known = [part for part in parts if part.value is not None and part.weight > 0.0]
+    known_weight = sum(part.weight for part in known)
+    value = None
+    if known and known_weight >= policy.score.min_known_weight - 1e-9:
+        value = sum(part.weight * (part.value or 0.0) for part in known) / known_weight
+    weighing = [part for part in parts if part.weight > 0.0]
+    shrink_value = None
+    if all(part.shrink_value is not None for part in weighing):
+        shrink_value = sum(part.weight * (part.shrink_value or 0.0) for part in weighing) / sum(
+            part.weight for part in weighing
+        )
+    binds = max(known, key=lambda part: part.weight * (part.value or 0.0)).name if known else ""
+    return Score(
+        value=value,
+        shrink_value=shrink_value,
+        known_weight=known_weight,
+        parts=parts,
+        binds=binds,
+        memory_guard=guard,
+        degraded=latency.degraded,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One input's level in [0, 1]: for growth, for shrinking, in words, and why something is missing."""
+
+    growth: float | None = None
+    shrink: float | None = None
+    driver: str = ""
+    gap: GapReason | None = None
+    degraded: bool = False
+
+    def part(self, name: str, weight: float) -> Part:
+        """Return it as a part of the score."""
+        return Part(
+            name=name, weight=weight, value=self.growth, shrink_value=self.shrink, driver=self.driver, gap=self.gap
+        )
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def memory_guard(gpus: tuple[Gpu, ...], plateaus: Mapping[DeviceKey, float], reserved: float | None) -> float | None:
+    """Return the out-of-memory guard HR in [0, 1], the worst device's; None without a device whose memory is known."""
+    levels = [
+        guard_level(
+            gpu.memory_used,
+            gpu.memory_free,
+            _base(gpu, plateaus, reserved),
+        )
+        for gpu in gpus
+        if gpu.memory_used is not None and gpu.memory_free is not None
+    ]
+    return max(levels) if levels else None
+
+
+def _base(gpu: Gpu, plateaus: Mapping[DeviceKey, float], reserved: float | None) -> float:
+    """Return what the engine holds at rest [bytes]: what it reserves at start, or the lowest use seen."""
+    used, free = gpu.memory_used or 0.0, gpu.memory_free or 0.0
+    plateau = plateaus.get((gpu.uuid, gpu.instance, gpu.pod_uid), used)
+    if reserved is None or gpu.attribution is not Attribution.EXCLUSIVE:
+        return plateau
+    return max(plateau, reserved * (used + free))
+
+
+def guard_level(used: float, free: float, base: float) -> float:
+    """Return max(growth past the base, shortage of free memory), each in [0, 1].
+
+    Growth h = (U - B) / (T - B) counts from a half; free memory from max(1 GiB, 2 % of the card) down to 256 MiB.
+    Worked: U 80000, F 1273, B 75142 MiB: h = 4858 / 6131 = 0.792, level 0.585.
+    """
+    total = used + free
+    growth = (used - base) / (total - base) if total > base else 0.0
+    low = max(LOW_FREE_BYTES, LOW_FREE_SHARE * total)
+    return max(clip((growth - 0.5) / 0.5), clip((low - free) / (low - NO_FREE_BYTES)))
+
+
+def _memory(
+    policy: Policy, snapshot: Snapshot, evidence: Evidence, samples: Mapping[str, Sample], guard: float | None
+) -> Level:
+    """Return M = max(KV, PRE, oomWeight x HR)."""
+    settings = policy.score.memory
+    brake = settings.oom_weight * guard if guard is not None else 0.0
+    if settings.source is MemorySource.FRAMEBUFFER:
+        return _framebuffer(snapshot, evidence, samples)
+    growth, shrink, gap = _kv(evidence, samples)
+    if growth is None:
+        coarse = guard is not None or "gpu_memory_ratio" in samples
+        return Level(gap=GapReason.MEMORY_COARSE if coarse else gap)
+    preempted = _preemption(policy, evidence)
+    terms = {"kv_cache_usage": clip(growth / settings.kv_full), "preemptions": preempted, "memory_guard": brake}
+    driver = max(terms, key=lambda name: terms[name])
+    shown = {"kv_cache_usage": growth, "preemptions": preempted, "memory_guard": guard or 0.0}[driver]
+    shrunk = None if shrink is None else max(clip(shrink / settings.kv_full), preempted, brake)
+    return Level(growth=terms[driver], shrink=shrunk, driver=f"{driver} {shown:.2f}", gap=gap)
+
+
+def _kv(evidence: Evidence, samples: Mapping[str, Sample]) -> tuple[float | None, float | None, GapReason | None]:
+    sample = samples.get("kv_cache_usage")
+    if sample is not None:
+        return sample.value, None if sample.partial else sample.value, GapReason.PARTIAL if sample.partial else None
+    return evidence.facts.kv.growth, evidence.facts.kv.shrink, evidence.facts.kv.gap
+
+
+def _preemption(policy: Policy, evidence: Evidence) -> float:
+    """Return c(preemptions / max(finished, 20) / full): small samples stay quiet."""
+    full = policy.score.memory.preemption_full
+    preempted = evidence.increase("num_preemptions", policy.score.window_s)
+    finished = evidence.increase("requests_finished", policy.score.window_s)
+    if full <= 0.0 or preempted is None or finished is None:
+        return 0.0
+    return clip(preempted / max(finished, MIN_FINISHED) / full)
+
+
+def _framebuffer(snapshot: Snapshot, evidence: Evidence, samples: Mapping[str, Sample]) -> Level:
+    """Return c((ratio - base) / (0.95 - base)), for servers that have no KV gauge; it never vouches for shrinking."""
+    sample = samples.get("gpu_memory_ratio")
+    levels = [clip(sample.value / 0.95)] if sample is not None else []
+    for gpu in snapshot.gpus:
+        if gpu.memory_used is None or gpu.memory_free is None or gpu.memory_used + gpu.memory_free <= 0.0:
+            continue
+        total = gpu.memory_used + gpu.memory_free
+        base = min(0.9, evidence.plateaus.get((gpu.uuid, gpu.instance, gpu.pod_uid), gpu.memory_used) / total)
+        levels.append(clip((gpu.memory_used / total - base) / (0.95 - base)))
+    if not levels:
+        return Level(gap=GapReason.EMPTY)
+    return Level(growth=max(levels), driver=f"gpu_memory_ratio level {max(levels):.2f}", gap=GapReason.MEMORY_COARSE)
+
+
+# --- backlog --------------------------------------------------------------------------------------------------------
+
+
+def _backlog(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]) -> Level:
+    """Return B, the largest (or the weighted sum) of the waiting requests, the queueing time and the upstream queue."""
+    settings, facts = policy.score.backlog, evidence.facts
+    sample = samples.get("num_requests_waiting")
+    waiting = sample.value if sample is not None else facts.waiting
+    partial = sample is not None and sample.partial
+    upstream, needs_upstream = samples.get("upstream_queue"), _asks_for(policy, "upstream_queue")
+    if waiting is None and upstream is None:
+        return Level(gap=GapReason.EMPTY)
+    wait_s = _queue_wait(policy, evidence, samples, waiting)
+    terms = _backlog_terms(policy, evidence, waiting, wait_s, upstream)
+    if settings.combine == "weighted":
+        shares = dict(zip(("waiting", "pending", "wait"), settings.weights, strict=True))
+        value = clip(sum(shares[name] * terms.get(name, (0.0, ""))[0] for name in shares))
+        driver = max(terms, key=lambda name: shares.get(name, 0.0) * terms[name][0])
+    else:
+        driver = max(terms, key=lambda name: terms[name][0])
+        value = terms[driver][0]
+    # Pods without data count as fully loaded when shrinking.
+    share = facts.missing / facts.expected if facts.expected and sample is None else 0.0
+    shrink: float | None = value + (1.0 - value) * share
+    gap = None
+    if partial or (upstream is not None and upstream.partial):
+        shrink, gap = None, GapReason.PARTIAL
+    elif waiting is None or (needs_upstream and upstream is None):
+        shrink, gap = None, GapReason.EMPTY
+    return Level(growth=value, shrink=shrink, driver=terms[driver][1], gap=gap)
+
+
+def _asks_for(policy: Policy, signal: str) -> bool:
+    return any(query.signal == signal for query in policy.signals.queries)
+
+
+def _backlog_terms(
+    policy: Policy, evidence: Evidence, waiting: float | None, wait_s: float | None, upstream: Sample | None
+) -> dict[str, tuple[float, str]]:
+    """Return each term in [0, 1] with its reading in words."""
+    settings, ready = policy.score.backlog, evidence.facts.ready
+    terms: dict[str, tuple[float, str]] = {"waiting": (0.0, "waiting 0")}
+    if waiting is not None:
+        level = 0.0
+        if settings.waiting_per_replica is not None:
+            full = settings.waiting_per_replica * ready
+            level = clip(waiting / full) if full > 0.0 else float(waiting > 0.0)
+        if settings.waiting_total is not None:
+            level = max(level, clip(waiting / settings.waiting_total))
+        terms["waiting"] = (level, f"waiting {waiting:.0f}")
+    if settings.wait_s is not None and wait_s is not None:
+        terms["wait"] = (clip(wait_s / settings.wait_s), f"queueing {wait_s:.1f}s")
+    if upstream is not None:
+        terms["upstream"] = (clip(upstream.value / settings.upstream), f"upstream queue {upstream.value:.0f}")
+        if settings.waiting_per_replica is not None and ready > 0.0:
+            total = upstream.value + (waiting or 0.0)
+            terms["upstream"] = (
+                max(terms["upstream"][0], clip(total / (settings.waiting_per_replica * ready))),
+                terms["upstream"][1],
+            )
+    if settings.pending_pods is not None:
+        pods = evidence.pending_pods
+        terms["pending"] = (clip(pods / settings.pending_pods), f"pending pods {pods}")
+    return terms
+
+
+def _queue_wait(
+    policy: Policy, evidence: Evidence, samples: Mapping[str, Sample], waiting: float | None
+) -> float | None:
+    """Return how long a request waits [s]: Little's law, or the p90 of queueing times if that is longer.
+
+    vLLM observes queueing time when a request ends, so that a blocked queue shows nothing; waiting / (first tokens a
+    second) covers that. Without first tokens it is the time since the last one.
+    """
+    sample = samples.get("queue_wait")
+    if sample is not None:
+        return sample.value
+    if waiting is None:
+        return None
+    if waiting <= 0.0:
+        return 0.0
+    window = policy.score.window_s
+    old = evidence.window(window)
+    if old is None:
+        return None
+    first_tokens = float(evidence.rows[-1].sums[SUMS["first_tokens"]] - old.sums[SUMS["first_tokens"]])
+    seconds = evidence.rows[-1].at - old.at
+    if first_tokens > 0.0:
+        little = waiting * seconds / first_tokens
+    elif evidence.first_token_age_s is not None:
+        little = evidence.first_token_age_s
+    else:
+        little = seconds
+    observed = histogram_between(old, evidence.rows[-1], "queue_time")
+    late = quantile(observed.bounds, observed.counts, 0.9).value if observed is not None else math.nan
+    return max(little, late) if math.isfinite(late) else little
+
+
+# --- latency --------------------------------------------------------------------------------------------------------
+
+
+def _latency(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]) -> Level:
+    """Return L = max over the objectives; degraded when an objective on a share is missed."""
+    slo = policy.slo
+    objectives = [
+        _objective(policy, evidence, samples, name, objective)
+        for name, objective in (("ttft", slo.ttft), ("itl", slo.itl), ("e2e", slo.e2e))
+        if objective is not None
+    ]
+    if slo.within is not None:
+        objectives.append(_share_objective(policy, evidence, samples, slo.within))
+    degraded = any(objective.degraded for objective in objectives)
+    known = [objective for objective in objectives if objective.growth is not None]
+    shrinks = [objective.shrink for objective in objectives]
+    gap = next((objective.gap for objective in objectives if objective.gap is not None), None)
+    shrink = max(level for level in shrinks if level is not None) if None not in shrinks else None
+    if not known:
+        return Level(shrink=shrink, gap=gap, degraded=degraded)
+    worst = max(known, key=lambda objective: objective.growth or 0.0)
+    return Level(growth=worst.growth, shrink=shrink, driver=worst.driver, gap=gap, degraded=degraded)
+
+
+def _objective(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample], name: str, slo: Slo) -> Level:
+    """Return the level of a quantile objective: c((quantile / SLO - floor) / (1 - floor))."""
+    floor = policy.score.latency.floor
+
+    def level(seconds: float) -> float:
+        return clip((seconds / slo.seconds - floor) / (1.0 - floor))
+
+    sample = samples.get(name)
+    label = f"{name} p{100.0 * slo.quantile:g}"
+    if sample is not None:
+        gap = GapReason.PARTIAL if sample.partial else None
+        value = level(sample.value)
+        return Level(growth=value, shrink=None if gap else value, driver=f"{label} {sample.value:.2f}s", gap=gap)
+    if evidence.facts.idle:
+        return Level(growth=0.0, shrink=0.0, driver="idle")
+    observed = _observations(policy, evidence, name)
+    if isinstance(observed, GapReason):
+        return Level(gap=observed)
+    if observed.counts[-1] < policy.score.latency.min_observations:
+        # Too few for a quantile; but if even the slowest was quick, that is evidence enough not to block a shrink.
+        return Level(
+            shrink=level(slowest(observed.bounds, observed.counts)),
+            gap=GapReason.FEW_OBSERVATIONS,
+        )
+    found = quantile(observed.bounds, observed.counts, slo.quantile)
+    if math.isnan(found.value):
+        return Level(gap=GapReason.NO_INF_BUCKET)
+    value = level(found.value)
+    return Level(
+        growth=value,
+        shrink=1.0 if found.censored else value,
+        driver=f"{label} {'>= ' if found.censored else ''}{found.value:.2f}s",
+    )
+
+
+def _share_objective(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample], within: WithinSlo) -> Level:
+    """Return the level of a share objective: 0.5 at the target share, 1 at twice the allowed misses."""
+
+    def judged(share: float, partial: bool) -> Level:
+        value = clip((1.0 - share) / (1.0 - within.share) / 2.0) if within.share < 1.0 else float(share < 1.0)
+        return Level(
+            growth=value,
+            shrink=None if partial else value,
+            driver=f"{within.metric} within {within.seconds:g}s {100.0 * share:.1f}%",
+            gap=GapReason.PARTIAL if partial else None,
+            degraded=share < within.share,
+        )
+
+    sample = samples.get("within")
+    if sample is not None:
+        return judged(sample.value, sample.partial)
+    if evidence.facts.idle:
+        return Level(growth=0.0, shrink=0.0, driver="idle")
+    observed = _observations(policy, evidence, within.metric)
+    if isinstance(observed, GapReason):
+        return Level(gap=observed)
+    if observed.counts[-1] < policy.score.latency.min_observations:
+        quick = slowest(observed.bounds, observed.counts) <= within.seconds
+        gap = GapReason.FEW_OBSERVATIONS
+        return Level(shrink=0.0 if quick else 1.0, gap=gap)
+    return judged(share_within(observed.bounds, observed.counts, within.seconds), partial=False)
+
+
+def _observations(policy: Policy, evidence: Evidence, name: str) -> FleetHistogram | GapReason:
+    """Return the window's observations, widened while they are few; why there are none."""
+    seconds = policy.score.window_s
+    latest = evidence.rows[-1] if evidence.rows else None
+    if latest is None or name not in latest.histograms:
+        return GapReason.FAMILY_MISSING
+    found: FleetHistogram | None = None
+    while True:
+        old = evidence.window(seconds)
+        if old is None:
+            return GapReason.NO_HISTORY
+        found = histogram_between(old, latest, name)
+        if found is None:
+            return GapReason.FAMILY_MISSING
+        if found.counts[-1] >= policy.score.latency.min_observations or seconds >= policy.score.latency.max_window_s:
+            break
+        seconds = min(2.0 * seconds, policy.score.latency.max_window_s)
+    return found if found.counts[-1] > 0.0 else GapReason.NO_OBSERVATIONS

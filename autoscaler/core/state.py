@@ -1,0 +1,339 @@
+"""What is remembered between ticks: `absorb` takes a snapshot in, `advance` takes a decision's outcome in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, gather, join
+from autoscaler.core.forecast import Point
+from autoscaler.core.model import StepModel, learn, new_model
+from autoscaler.core.policy import Policy
+from autoscaler.core.score import DeviceKey, Evidence
+from autoscaler.core.signals import COLUMN
+from autoscaler.core.types import (
+    Decision,
+    Engines,
+    Floats,
+    Gpu,
+    Outcome,
+    Pod,
+    Reason,
+    Regime,
+    ScaleReplicas,
+    Snapshot,
+)
+from autoscaler.core.window import SUMS, EngineMemory, FleetRow, Increase, next_row, remember_engines, row_at
+
+STARTS_KEPT = 30
+MINUTES_KEPT = 60
+FORECAST_EVERY_S = 60.0
+MIN_REALISED = 0.3
+FRESH_REASONS = frozenset({Reason.SCALED_TO_ZERO, Reason.OTHER_OWNER})
+"""After these, windows and cooldowns start afresh."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodMemory:
+    """What was seen of one pod: whether it was ever ready, and its restarts."""
+
+    ready: bool
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class State:
+    """All memory of one target.
+
+    Args:
+        rows, times: the fleet's rows, oldest first, and their times.
+        starts: the last seconds from created to ready.
+        last_restart_at: when a container restart was last noticed.
+        first_token_at: when a first token was last seen.
+        scores: (at, score) for the score forecaster.
+        recommendations: (at, replicas to grow to, replicas to keep), for the stabilization windows.
+        changes: (at, change) of our own actions.
+        forecasts: (due at, demand expected then).
+        errors: relative errors of forecasts that fell due: realised / expected - 1.
+        saturated_s: for how long in all the backlog was critical and growing.
+        minutes: (at, first tokens since the daemon's start) once a minute.
+        doubled_polls: polls in a row with a whole multiple of the pods that the replicas explain.
+    """
+
+    memory: EngineMemory | None = None
+    joined: Join | None = None
+    rows: tuple[FleetRow, ...] = ()
+    times: tuple[float, ...] = ()
+    facts: Facts | None = None
+    model: StepModel | None = None
+    pods: Mapping[str, PodMemory] = field(default_factory=dict)
+    starts: tuple[float, ...] = ()
+    last_restart_at: float | None = None
+    plateaus: Mapping[DeviceKey, float] = field(default_factory=dict)
+    first_token_at: float | None = None
+    scores: tuple[Point, ...] = ()
+    recommendations: tuple[tuple[float, int, int], ...] = ()
+    last_up_at: float | None = None
+    last_down_at: float | None = None
+    changes: tuple[tuple[float, int], ...] = ()
+    regimes: tuple[Regime, ...] = (Regime(), Regime(), Regime())
+    changed_at: float | None = None
+    forecasts: tuple[Point, ...] = ()
+    errors: tuple[float, ...] = ()
+    saturated_s: float = 0.0
+    minutes: tuple[Point, ...] = ()
+    no_score_since: float | None = None
+    doubled_polls: int = 0
+
+    @property
+    def last_action_at(self) -> float | None:
+        """When we last changed replicas."""
+        actions = [at for at in (self.last_up_at, self.last_down_at) if at is not None]
+        return max(actions) if actions else None
+
+
+# --- absorb ---------------------------------------------------------------------------------------------------------
+
+
+def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
+    """Return the state with one snapshot taken in. Pure; snapshots must come in the order of time."""
+    at, target, engines = snapshot.at, snapshot.target, snapshot.engines
+    joined = state.joined
+    same_pods = joined is not None and joined.pods is target.pods
+    if joined is None or not same_pods or joined.keys is not engines.keys:
+        joined = join(target.pods, engines.keys, policy.pending)
+    window_s = policy.score.window_s
+    memory, current, increase = remember_engines(state.memory, engines, at, window_s, target.pods)
+    row, known = _fleet_row(state, policy, joined, engines, increase, at)
+    rows, times = _trimmed(policy, (*state.rows, row), (*state.times, at))
+    flat = known and _is_flat(policy, rows, times)
+    facts = gather(policy, snapshot, joined, current, flat)
+    model = state.model or new_model(policy.demand.prior, at)
+    if policy.demand.learn:
+        model = learn(model, policy.demand.prior, engines, increase, at)
+    pods, starts, restarted = state.pods, state.starts, False
+    if not same_pods:
+        pods, starts, restarted = _watch_pods(state, target.pods)
+    first_tokens = row.sums[SUMS["first_tokens"]]
+    moved = bool(state.rows) and first_tokens > state.rows[-1].sums[SUMS["first_tokens"]]
+    return replace(
+        state,
+        memory=memory,
+        joined=joined,
+        rows=rows,
+        times=times,
+        facts=facts,
+        model=model,
+        pods=pods,
+        starts=starts,
+        last_restart_at=at if restarted else state.last_restart_at,
+        plateaus=_plateaus(state.plateaus, snapshot.gpus) if snapshot.gpus else state.plateaus,
+        first_token_at=at if moved else state.first_token_at,
+        minutes=_minutes(state.minutes, at, float(first_tokens)),
+        doubled_polls=_doubled_polls(policy, state, snapshot),
+    )
+
+
+def _fleet_row(
+    state: State, policy: Policy, joined: Join, engines: Engines, increase: Increase, at: float
+) -> tuple[FleetRow, bool]:
+    """Return the fleet's next row, and whether every serving engine's request counters are known."""
+    counters, values = increase.counters, engines.values
+    added = np.zeros(len(SUMS))
+    missing = np.isnan(counters)
+    clean = np.where(missing, 0.0, counters) if missing.any() else counters
+    added[: clean.shape[1]] = clean.sum(axis=0)
+    for name, place in (("ttft", "first_tokens"), ("itl", "itl_count")):
+        histogram = increase.histograms.get(name)
+        added[SUMS[place]] = float(histogram.counts[-1]) if histogram is not None else 0.0
+    stale_after = policy.signals.vllm.stale_after_s if policy.signals.vllm is not None else 15.0
+    fresh = joined.serving & (at - values[:, COLUMN["read_at"]] <= stale_after)
+    added[SUMS["running"]] = _sum(values[fresh, COLUMN["num_requests_running"]])
+    resident = values[fresh, COLUMN["kv_cache_usage"]] * values[fresh, COLUMN["kv_capacity_tokens"]]
+    added[SUMS["kv_tokens"]] = _sum(resident)
+    added[SUMS["ticks"]] = 1.0
+    added[SUMS["covered"]] = joined.count_pods(fresh)
+    added[SUMS["expected"]] = joined.ready
+    added[SUMS["waiting"]] = _sum(values[fresh, COLUMN["num_requests_waiting"]])
+    finished = [index for index, name in enumerate(SUMS) if name in ("requests_finished", "generation_tokens")]
+    known = bool(fresh.any()) and not missing[np.ix_(fresh, np.array(finished))].any()
+    return next_row(state.rows[-1] if state.rows else None, at, added, increase), known
+
+
+def _sum(values: Floats) -> float:
+    total = float(values.sum())
+    return total if total == total else float(np.nansum(values))
+
+
+def _trimmed(
+    policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...]
+) -> tuple[tuple[FleetRow, ...], tuple[float, ...]]:
+    """Return the rows that a window can still ask for."""
+    longest = max(policy.prediction.window_s + policy.prediction.bin_s, policy.score.latency.max_window_s)
+    first = max(0, row_at(times, times[-1] - longest - 2.0 * policy.interval_s))
+    return (rows, times) if first == 0 else (rows[first:], times[first:])
+
+
+def _is_flat(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...]) -> bool:
+    """Tell whether no request arrived or ended in the last polls."""
+    back = max(0, len(rows) - 1 - STALE_IDLE_POLLS)
+    if len(rows) <= STALE_IDLE_POLLS:
+        return False
+    delta = rows[-1].sums - rows[back].sums
+    return not any(delta[SUMS[name]] for name in ("requests_finished", "generation_tokens", "first_tokens"))
+
+
+def _watch_pods(state: State, pods: tuple[Pod, ...]) -> tuple[dict[str, PodMemory], tuple[float, ...], bool]:
+    """Return what is now known of the pods, the start times learned, and whether any container restarted."""
+    known: dict[str, PodMemory] = {}
+    starts, restarted = list(state.starts), False
+    for pod in pods:
+        before = state.pods.get(pod.uid)
+        was_ready = before.ready if before is not None else bool(pod.was_ready and not state.times)
+        if before is not None and pod.restarts > before.restarts:
+            restarted = True
+        born_here = before is not None or (bool(state.times) and pod.created_at > state.times[0])
+        if pod.ready and not was_ready and born_here and pod.restarts == 0 and pod.ready_at is not None:
+            starts.append(max(0.0, pod.ready_at - pod.created_at))
+        known[pod.uid] = PodMemory(ready=was_ready or pod.ready, restarts=pod.restarts)
+    return known, tuple(starts[-STARTS_KEPT:]), restarted
+
+
+def _plateaus(plateaus: Mapping[DeviceKey, float], gpus: tuple[Gpu, ...]) -> dict[DeviceKey, float]:
+    """Return for each device the lowest use seen; a device seen for the first time starts at its present use."""
+    return {
+        key: min(plateaus.get(key, gpu.memory_used), gpu.memory_used)
+        for key, gpu in (((gpu.uuid, gpu.instance, gpu.pod_uid), gpu) for gpu in gpus)
+        if gpu.memory_used is not None
+    }
+
+
+def _minutes(minutes: tuple[Point, ...], at: float, first_tokens: float) -> tuple[Point, ...]:
+    if minutes and at - minutes[-1][0] < 60.0:
+        return minutes
+    return (*minutes, (at, first_tokens))[-MINUTES_KEPT - 1 :]
+
+
+def _doubled_polls(policy: Policy, state: State, snapshot: Snapshot) -> int:
+    """Return how many polls in a row showed a whole multiple of the pods that the replicas explain."""
+    target, joined = snapshot.target, state.joined
+    ordered = target.current_replicas * policy.target.pods_per_replica
+    live = joined.ready if joined is not None else 0
+    doubled = ordered > 0 and live >= 2 * ordered and live % ordered == 0 and not target.rollout
+    return state.doubled_polls + 1 if doubled else 0
+
+
+def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
+    """Return what the score reads of the state. The snapshot must have been absorbed."""
+    if state.facts is None or state.joined is None or not state.times or state.times[-1] != snapshot.at:
+        raise ValueError("the snapshot has not been absorbed into the state")
+    reserved = snapshot.engines.values[:, COLUMN["gpu_memory_utilization"]]
+    said = reserved[~np.isnan(reserved)]
+    grace = policy.pending.grace_s
+    ordered = sum(change for at, change in state.changes if change > 0 and snapshot.at - at <= grace)
+    return Evidence(
+        facts=state.facts,
+        rows=state.rows,
+        times=state.times,
+        plateaus=state.plateaus,
+        reserved=float(said.min()) if len(said) else None,
+        first_token_age_s=None if state.first_token_at is None else snapshot.at - state.first_token_at,
+        pending_pods=max(0, len(state.joined.starting) - ordered),
+    )
+
+
+# --- advance --------------------------------------------------------------------------------------------------------
+
+
+def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) -> State:
+    """Return the state with a decision and its outcome taken in. Only what was done starts a cooldown."""
+    at, proposal, forecast = decision.at, decision.proposal, decision.forecast
+    if decision.reason in FRESH_REASONS:
+        return replace(state, recommendations=(), scores=(), changes=(), last_up_at=None, last_down_at=None)
+    value = decision.score.value if decision.score is not None else None
+    forecasts, errors = _judge_forecasts(policy, state, decision)
+    state = replace(
+        state,
+        scores=_scores(policy, state.scores, at, value),
+        recommendations=_recommendations(policy, state, decision),
+        regimes=forecast.regimes,
+        changed_at=at if forecast.changed else state.changed_at,
+        forecasts=forecasts,
+        errors=errors,
+        saturated_s=_saturated(policy, state, decision),
+        no_score_since=None if value is not None else (at if state.no_score_since is None else state.no_score_since),
+    )
+    done = outcome in (Outcome.APPLIED, Outcome.SIMULATED)
+    if not isinstance(decision.action, ScaleReplicas) or not done:
+        return state
+    change = decision.action.to - decision.action.seen
+    longest = _longest_period(policy)
+    return replace(
+        state,
+        changes=(*(entry for entry in state.changes if at - entry[0] <= longest), (at, change)),
+        last_up_at=at if change > 0 else state.last_up_at,
+        last_down_at=at if change < 0 else state.last_down_at,
+        saturated_s=0.0 if proposal.reason is Reason.UP_SATURATION else state.saturated_s,
+    )
+
+
+def _longest_period(policy: Policy) -> float:
+    budgets = (*policy.scale_up.budgets, *policy.scale_down.budgets)
+    return max((budget.period_s for budget in budgets), default=0.0) + policy.pending.grace_s
+
+
+def _scores(policy: Policy, scores: tuple[Point, ...], at: float, value: float | None) -> tuple[Point, ...]:
+    kept = tuple(point for point in scores if at - point[0] <= policy.prediction.score_window_s)
+    return kept if value is None else (*kept, (at, value))
+
+
+def down_window_s(policy: Policy, horizon_s: float) -> float:
+    """Return the downward stabilization window [s]."""
+    return max(policy.scale_down.stabilization_s, policy.scale_down.horizon_factor * horizon_s)
+
+
+def _recommendations(policy: Policy, state: State, decision: Decision) -> tuple[tuple[float, int, int], ...]:
+    """Return the recommendations that a window can still ask for; the newest of the older ones proves it full."""
+    recommended = decision.proposal.recommended
+    if recommended is None:
+        return state.recommendations
+    longest = max(policy.scale_up.stabilization_s, down_window_s(policy, policy.prediction.max_horizon_s))
+    entries = (*state.recommendations, (decision.at, *recommended))
+    if decision.at - entries[0][0] <= 2.0 * longest + 60.0:
+        return entries
+    return tuple(entry for entry in entries if decision.at - entry[0] <= longest + 2.0 * policy.interval_s)
+
+
+def _judge_forecasts(policy: Policy, state: State, decision: Decision) -> tuple[tuple[Point, ...], tuple[float, ...]]:
+    """Return the forecasts still open and the errors, with what fell due judged by the newest minute's demand."""
+    at, forecast, realised = decision.at, decision.forecast, decision.demand.value
+    due = [top for due_at, top in state.forecasts if due_at <= at]
+    waiting = tuple(point for point in state.forecasts if point[0] > at)
+    errors = state.errors
+    if due and realised is not None:
+        new = [realised / top - 1.0 for top in due if top > MIN_REALISED]
+        errors = (*errors, *new)[-policy.prediction.error_samples :]
+    newest = state.forecasts[-1][0] - forecast.horizon_s if state.forecasts else None
+    if forecast.top is not None and (newest is None or at - newest >= FORECAST_EVERY_S or at < newest):
+        waiting = (*waiting, (at + forecast.horizon_s, forecast.top))
+    return waiting, errors
+
+
+def growing_s(policy: Policy, state: State, decision_backlog: float | None) -> float:
+    """Return for how long in all the backlog has been critical and growing, this tick included [s]."""
+    if decision_backlog is None or len(state.rows) < 2:
+        return state.saturated_s
+    if decision_backlog < 0.5:
+        return 0.0
+    grew = state.rows[-1].sums[SUMS["waiting"]] > state.rows[-2].sums[SUMS["waiting"]]
+    step = min(state.times[-1] - state.times[-2], 2.0 * policy.interval_s)
+    return state.saturated_s + (step if grew and decision_backlog >= policy.emergency.backlog else 0.0)
+
+
+def _saturated(policy: Policy, state: State, decision: Decision) -> float:
+    backlog = decision.score.part("backlog").value if decision.score is not None else None
+    return growing_s(policy, state, backlog)
+
+
+NO_ENGINES = Engines(keys=(), values=np.empty((0, len(COLUMN))), histograms={})
+"""What a snapshot holds when no page could be read."""

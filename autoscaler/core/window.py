@@ -1,0 +1,305 @@
+"""From engines' counters to the fleet's: differences per engine, resets included, before any sum.
+
+The fleet's rows are cumulative since the daemon's start, so that any window is the difference of two rows.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autoscaler.core.histogram import rebased, union
+from autoscaler.core.signals import COLUMN, ENGINE_COUNTERS, FIRST_COUNTER
+from autoscaler.core.types import EngineKey, Engines, Floats, HistogramRows, Ints, Pod
+
+COUNTERS = len(ENGINE_COUNTERS)
+SUMS: dict[str, int] = {
+    **{signal.name: index for index, signal in enumerate(ENGINE_COUNTERS)},
+    "first_tokens": COUNTERS,
+    "itl_count": COUNTERS + 1,
+    "running": COUNTERS + 2,
+    "kv_tokens": COUNTERS + 3,
+    "ticks": COUNTERS + 4,
+    "covered": COUNTERS + 5,
+    "expected": COUNTERS + 6,
+    "waiting": COUNTERS + 7,
+}
+"""Columns of a fleet row: increases of counters, gauges summed over ticks, then the waiting requests as they are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetHistogram:
+    """Cumulative observations of the whole fleet since the daemon's start."""
+
+    bounds: tuple[float, ...]
+    counts: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetRow:
+    """The fleet at one tick: `sums` by `SUMS`, histograms by name."""
+
+    at: float
+    sums: Floats
+    histograms: Mapping[str, FleetHistogram]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineMemory:
+    """The last reading of each engine, and how long its gauges have said the same.
+
+    Args:
+        keys, values: as in `Engines`; a missing reading keeps the last one known.
+        histograms: by name, as in `Engines`.
+        idle_polls: polls in a row with nothing running, nothing waiting and flat token counters.
+        zero_polls: polls in a row with KV usage exactly 0 while requests run.
+        flat_since: since when the token counters have not moved while requests run; +Inf when they move or none run.
+    """
+
+    keys: tuple[EngineKey, ...]
+    values: Floats
+    histograms: Mapping[str, tuple[HistogramRows, ...]]
+    idle_polls: Ints
+    zero_polls: Ints
+    flat_since: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Increase:
+    """What one tick adds to the fleet.
+
+    Args:
+        counters: shape (engines, COUNTERS), increases since each engine's previous reading; NaN where unknown.
+        elapsed: shape (engines,), seconds between the two readings; 0 for an engine seen for the first time.
+        was_running: shape (engines,), requests running at the previous reading; NaN when there was none.
+        histograms: increases by name.
+    """
+
+    counters: Floats
+    elapsed: Floats
+    was_running: Floats
+    histograms: Mapping[str, FleetHistogram] = field(default_factory=dict)
+
+
+def remember_engines(
+    memory: EngineMemory | None, engines: Engines, at: float, window_s: float, pods: tuple[Pod, ...]
+) -> tuple[EngineMemory, EngineMemory, Increase]:
+    """Return the memory to keep, its rows of this tick's engines, and what these added since their last readings.
+
+    An engine seen for the first time adds nothing, unless it started inside the window: then all it counted is new.
+    A reset of any of its series is one of all of them. A vanished engine is remembered while its pod is in `pods`.
+    """
+    previous = _aligned(memory, engines)
+    cur, prev = engines.values, previous.values
+    started, was_started = cur[:, COLUMN["started_at"]], prev[:, COLUMN["started_at"]]
+    read_at, was_read = cur[:, COLUMN["read_at"]], prev[:, COLUMN["read_at"]]
+    new = np.isnan(was_read)
+    counters = cur[:, FIRST_COUNTER:]
+    delta = counters - prev[:, FIRST_COUNTER:]
+    # Process start times are printed with 10 ms: a second apart is another process.
+    reset = (delta < 0.0).any(axis=1) | (np.abs(started - was_started) > 1.0)
+    young = at - started < window_s
+    whole = reset | (new & young)
+    histograms, broken = _histogram_increases(previous, engines, whole, new)
+    whole |= broken
+    if whole.any():
+        delta[whole] = counters[whole]
+    first = new & ~young
+    if first.any():
+        delta[first] = np.where(np.isnan(counters[first]), np.nan, 0.0)
+    elapsed = np.where(new, np.where(young, at - started, 0.0), read_at - was_read)
+    current = _next_memory(previous, engines, delta, read_at, was_read)
+    remembered = _with_absent(memory, current, pods)
+    was_running = prev[:, COLUMN["num_requests_running"]]
+    increase = Increase(counters=delta, elapsed=elapsed, was_running=was_running, histograms=histograms)
+    return remembered, current, increase
+
+
+def _aligned(memory: EngineMemory | None, engines: Engines) -> EngineMemory:
+    """Return the memory with exactly the engines' rows; NaN rows for engines that it does not know."""
+    if memory is not None and (memory.keys is engines.keys or memory.keys == engines.keys):
+        return memory
+    count = len(engines.keys)
+    values = np.full(engines.values.shape, np.nan)
+    idle, zero = np.zeros(count, dtype=np.intp), np.zeros(count, dtype=np.intp)
+    flat = np.full(count, np.inf)
+    histograms: dict[str, tuple[HistogramRows, ...]] = {}
+    if memory is not None:
+        where = {key: row for row, key in enumerate(memory.keys)}
+        pairs = [(row, where[key]) for row, key in enumerate(engines.keys) if key in where]
+        if pairs:
+            new, old = np.array(pairs, dtype=np.intp).T
+            values[new], idle[new] = memory.values[old], memory.idle_polls[old]
+            zero[new], flat[new] = memory.zero_polls[old], memory.flat_since[old]
+        moved = {old: new for new, old in pairs}
+        histograms = {name: _moved_rows(blocks, moved) for name, blocks in memory.histograms.items()}
+    return EngineMemory(
+        keys=engines.keys, values=values, histograms=histograms, idle_polls=idle, zero_polls=zero, flat_since=flat
+    )
+
+
+def _moved_rows(blocks: tuple[HistogramRows, ...], moved: Mapping[int, int]) -> tuple[HistogramRows, ...]:
+    """Return the blocks with rows renumbered by `moved`; rows that it lacks are dropped."""
+    result = []
+    for block in blocks:
+        kept = [(moved[int(row)], index) for index, row in enumerate(block.rows) if int(row) in moved]
+        if kept:
+            kept.sort()
+            rows, indices = np.array(kept, dtype=np.intp).T
+            result.append(HistogramRows(bounds=block.bounds, rows=rows, counts=block.counts[indices]))
+    return tuple(result)
+
+
+def _histogram_increases(
+    previous: EngineMemory, engines: Engines, whole: np.ndarray, new: np.ndarray
+) -> tuple[dict[str, FleetHistogram], np.ndarray]:
+    """Return the increases by name, and which rows' histograms fell (a reset that the counters did not show)."""
+    deltas: list[tuple[str, HistogramRows, Floats]] = []
+    broken = np.zeros(len(engines.keys), dtype=bool)
+    for name, blocks in engines.histograms.items():
+        before = previous.histograms.get(name, ())
+        for block in blocks:
+            delta, known = _block_delta(block, before)
+            fell = (delta < 0.0).any(axis=1) & known
+            broken[block.rows[fell]] = True
+            delta[~known & ~whole[block.rows]] = 0.0
+            deltas.append((name, block, delta))
+    restarted = whole | (broken & ~new)
+    result: dict[str, FleetHistogram] = {}
+    for name, block, delta in deltas:
+        again = restarted[block.rows]
+        if again.any():
+            delta[again] = block.counts[again]
+        result[name] = _add(result.get(name), FleetHistogram(block.bounds, delta.sum(axis=0)))
+    return result, broken
+
+
+def _block_delta(block: HistogramRows, before: tuple[HistogramRows, ...]) -> tuple[Floats, np.ndarray]:
+    """Return each row's increase and whether its previous counts are known (else the increase is its counts)."""
+    for old in before:
+        if old.bounds == block.bounds:
+            if old.rows is block.rows or np.array_equal(old.rows, block.rows):
+                return block.counts - old.counts, np.ones(len(block.rows), dtype=bool)
+            delta, known = block.counts.copy(), np.isin(block.rows, old.rows)
+            delta[known] -= old.counts[np.isin(old.rows, block.rows)]
+            return delta, known
+    return block.counts.copy(), np.zeros(len(block.rows), dtype=bool)
+
+
+def _next_memory(
+    previous: EngineMemory, engines: Engines, delta: Floats, read_at: Floats, was_read: Floats
+) -> EngineMemory:
+    """Return the memory of the engines that were read, with their polls of sameness counted."""
+    cur = engines.values
+    running, waiting = cur[:, COLUMN["num_requests_running"]], cur[:, COLUMN["num_requests_waiting"]]
+    prompt, generated = COLUMN["prompt_tokens"] - FIRST_COUNTER, COLUMN["generation_tokens"] - FIRST_COUNTER
+    fresh = read_at > was_read
+    flat = (delta[:, generated] == 0.0) & ~(delta[:, prompt] > 0.0)
+    idle = flat & (running == 0.0) & (waiting == 0.0)
+    zero = (cur[:, COLUMN["kv_cache_usage"]] == 0.0) & (running > 0.0)
+    idle_polls = np.where(fresh, np.where(idle, previous.idle_polls + 1, 0), previous.idle_polls)
+    zero_polls = np.where(fresh, np.where(zero, previous.zero_polls + 1, 0), previous.zero_polls)
+    stuck = flat & (running > 0.0)
+    flat_since = np.where(
+        fresh, np.where(stuck, np.minimum(previous.flat_since, was_read), np.inf), previous.flat_since
+    )
+    missing = np.isnan(cur)
+    values = np.where(missing, previous.values, cur) if missing.any() else cur
+    return EngineMemory(
+        keys=engines.keys,
+        values=values,
+        histograms=engines.histograms,
+        idle_polls=idle_polls,
+        zero_polls=zero_polls,
+        flat_since=flat_since,
+    )
+
+
+def _with_absent(memory: EngineMemory | None, current: EngineMemory, pods: tuple[Pod, ...]) -> EngineMemory:
+    """Return `current` plus the rows of engines that were not read, while their pods live."""
+    if memory is None or memory.keys is current.keys or memory.keys == current.keys:
+        return current
+    here = set(current.keys)
+    uids = {pod.uid for pod in pods}
+    absent = [row for row, key in enumerate(memory.keys) if key not in here and key.pod_uid in uids]
+    if not absent:
+        return current
+    keys = [*current.keys, *(memory.keys[row] for row in absent)]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    place = {old: new for new, old in enumerate(order)}
+    took = np.array(order, dtype=np.intp)
+    lost = {row: place[len(current.keys) + index] for index, row in enumerate(absent)}
+    kept = {row: place[row] for row in range(len(current.keys))}
+    names = {**memory.histograms, **current.histograms}
+    histograms = {
+        name: _merged(
+            _moved_rows(current.histograms.get(name, ()), kept), _moved_rows(memory.histograms.get(name, ()), lost)
+        )
+        for name in names
+    }
+    return EngineMemory(
+        keys=tuple(keys[index] for index in order),
+        values=np.concatenate((current.values, memory.values[absent]))[took],
+        histograms=histograms,
+        idle_polls=np.concatenate((current.idle_polls, memory.idle_polls[absent]))[took],
+        zero_polls=np.concatenate((current.zero_polls, memory.zero_polls[absent]))[took],
+        flat_since=np.concatenate((current.flat_since, memory.flat_since[absent]))[took],
+    )
+
+
+def _merged(left: tuple[HistogramRows, ...], right: tuple[HistogramRows, ...]) -> tuple[HistogramRows, ...]:
+    """Return one block per layout."""
+    by_bounds: dict[tuple[float, ...], list[HistogramRows]] = {}
+    for block in (*left, *right):
+        by_bounds.setdefault(block.bounds, []).append(block)
+    result = []
+    for bounds, blocks in by_bounds.items():
+        rows = np.concatenate([block.rows for block in blocks])
+        order = np.argsort(rows)
+        counts = np.concatenate([block.counts for block in blocks])[order]
+        result.append(HistogramRows(bounds=bounds, rows=rows[order], counts=counts))
+    return tuple(result)
+
+
+def _add(total: FleetHistogram | None, increase: FleetHistogram) -> FleetHistogram:
+    """Return the sum of two histograms, on the union of their bounds."""
+    if total is None:
+        return increase
+    if total.bounds == increase.bounds:
+        return FleetHistogram(total.bounds, total.counts + increase.counts)
+    bounds = union(total.bounds, increase.bounds)
+    left, right = rebased(total.bounds, total.counts, bounds), rebased(increase.bounds, increase.counts, bounds)
+    return FleetHistogram(bounds, left + right)
+
+
+def next_row(previous: FleetRow | None, at: float, added: Floats, increase: Increase) -> FleetRow:
+    """Return the fleet's row after this tick.
+
+    Args:
+        added: shape (len(SUMS),), what this tick adds; its waiting column is the new value itself.
+    """
+    if previous is None:
+        return FleetRow(at, added, increase.histograms)
+    sums = previous.sums + added
+    sums[SUMS["waiting"]] = added[SUMS["waiting"]]
+    histograms = dict(previous.histograms)
+    for name, histogram in increase.histograms.items():
+        histograms[name] = _add(histograms.get(name), histogram)
+    return FleetRow(at, sums, histograms)
+
+
+def histogram_between(old: FleetRow, new: FleetRow, name: str) -> FleetHistogram | None:
+    """Return the observations between two rows, on the newer row's bounds; None when it was never read."""
+    last = new.histograms.get(name)
+    if last is None:
+        return None
+    first = old.histograms.get(name)
+    if first is None:
+        return last
+    return FleetHistogram(last.bounds, last.counts - rebased(first.bounds, first.counts, last.bounds))
+
+
+def row_at(times: tuple[float, ...], at: float) -> int:
+    """Return the index of the newest row at or before `at`, within half a second; -1 when all are newer."""
+    return bisect_right(times, at + 0.5) - 1
