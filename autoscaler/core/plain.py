@@ -42,6 +42,11 @@ def to_plain(value: Any) -> Plain:
     return plain if kind not in _KINDS else {"kind": _KINDS[kind], **plain}
 
 
+def to_number(plain: Any) -> Any:
+    """Return the float that a plain value stands for where JSON has no number for it; anything else as it is."""
+    return float(plain) if isinstance(plain, str) else plain
+
+
 def _other_to_plain(value: Any) -> Plain:
     if isinstance(value, Enum):
         return to_plain(value.value)
