@@ -1,0 +1,303 @@
+"""The Kubernetes API as this program uses it: one client a process, bounded calls, one table of refusals."""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+import yaml
+
+from autoscaler import __version__
+from autoscaler.errors import TargetError
+from autoscaler.ports import Clock
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import Configuration
+
+Json = Mapping[str, Any]
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DEFAULT_KUBECONFIG = "~/.kube/config"
+
+REASONS = {
+    400: "invalid",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "target_not_found",
+    409: "conflict",
+    422: "invalid",
+    429: "throttled",
+}
+RETRY_AFTER_S = 1.0
+MAX_RETRY_AFTER_S = 300.0
+BACKOFF_S = 5.0
+MAX_BACKOFF_S = 60.0
+LOGIN_TIMEOUT_S = 30.0
+DETAIL_LENGTH = 200
+
+
+class KubernetesApi:
+    """One API server, shared by all targets and actuators of the process, and closed once by whoever made it.
+
+    A server that asks for patience is not called again, by anyone and with any verb, until its time is over. A refused
+    login is tried once more with credentials read anew, and then after 5, 10, 20, 40 and from then on 60 seconds.
+
+    Args:
+        configuration: host, certificates and, unless `token_file` is given, the credentials.
+        token_file: bearer token, read before each request, since it is rotated on disk.
+        renew: loads the credentials into the configuration anew; called when they are refused.
+        timeout_s: of one request, from connecting to the last byte.
+    """
+
+    def __init__(
+        self,
+        configuration: "Configuration",
+        clock: Clock,
+        *,
+        token_file: Path | None = None,
+        renew: Callable[[], Awaitable[None]] | None = None,
+        timeout_s: float = 3.0,
+    ) -> None:
+        from kubernetes_asyncio.client import ApiClient
+
+        self._client = ApiClient(configuration)
+        self._client.user_agent = f"vllm-autoscaler/{__version__}"
+        self._configuration = configuration
+        self._clock = clock
+        self._token_file = token_file
+        self._renew = renew
+        self._timeout_s = timeout_s
+        self._refusals = 0
+        self._paused_until = 0.0
+        self._paused_for = ""
+
+    @classmethod
+    async def connect(
+        cls,
+        clock: Clock,
+        *,
+        kubeconfig: str = "",
+        context: str = "",
+        environ: Mapping[str, str] = os.environ,
+        account: Path = SERVICE_ACCOUNT,
+        timeout_s: float = 3.0,
+    ) -> Self:
+        """Return the API that is asked for, without calling it.
+
+        In this order: `kubeconfig` or `context`, the variable KUBECONFIG, the pod's service account, ~/.kube/config.
+        Raises TargetError that says what is missing or wrong.
+        """
+        # Its 700 models take a second to import: only who meets a cluster pays for them.
+        from kubernetes_asyncio.client import Configuration
+
+        configuration = Configuration()
+        paths = kubeconfig or environ.get("KUBECONFIG", "")
+        try:
+            if not paths and not context and "KUBERNETES_SERVICE_HOST" in environ:
+                _load_service_account(configuration, environ, account)
+                return cls(configuration, clock, token_file=account / "token", timeout_s=timeout_s)
+            paths = paths or DEFAULT_KUBECONFIG
+            renew = partial(_load_kubeconfig, configuration, paths, context)
+            configuration.host = ""
+            await renew()
+            if not configuration.host:
+                raise TargetError("unreachable", _detail(f"kubeconfig {paths}: its cluster has no server"))
+            return cls(configuration, clock, renew=renew, timeout_s=timeout_s)
+        except OSError as error:
+            raise TargetError("unreachable", _detail(f"certificates of the API server: {error}")) from error
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        """Return the object that the server answers with.
+
+        Raises TargetError; its reason may also be `conflict` or `invalid` where the request writes. After `unreachable`
+        and `bad_body` a write may have taken effect.
+        """
+        left_s = self._paused_until - self._clock.now()
+        if left_s > 0:
+            raise TargetError(self._paused_for, f"no request for another {left_s:.1f} s", retry_after_s=left_s)
+        status, wish, raw = await self._send(method, path, query or {}, body, content_type)
+        if status == 401:
+            await self._login()
+            status, wish, raw = await self._send(method, path, query or {}, body, content_type)
+        if status != 401:
+            self._refusals = 0
+        if 200 <= status < 300:
+            return _object(raw)
+        raise self._refusal(f"{method} {path}", status, wish, raw)
+
+    async def close(self) -> None:
+        """Release the connections; more than once is allowed."""
+        await self._client.close()
+
+    async def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: object, content_type: str
+    ) -> tuple[int, str | None, bytes]:
+        """Return status, Retry-After and body of one request."""
+        self._read_token()
+        try:
+            response: aiohttp.ClientResponse = await self._client.call_api(
+                path,
+                method,
+                query_params=list(query.items()),
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _request_timeout=self._timeout_s,
+            )
+            async with response:
+                return response.status, response.headers.get("Retry-After"), await response.read()
+        except TimeoutError as error:
+            raise TargetError("unreachable", f"{method} {path}: no answer within {self._timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise TargetError("unreachable", _detail(f"{method} {path}: {error or type(error).__name__}")) from error
+
+    def _read_token(self) -> None:
+        """Take up the token file's content. Raises TargetError when there is no token in it."""
+        if self._token_file is None:
+            return
+        try:
+            token = self._token_file.read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise TargetError("unauthorized", _detail(f"token file: {error}")) from error
+        if not token or not token.isprintable():
+            raise TargetError("unauthorized", f"{self._token_file} holds no token")
+        self._configuration.api_key["BearerToken"] = f"Bearer {token}"
+
+    async def _login(self) -> None:
+        """Load the credentials anew. Raises TargetError when that fails, and waits before it is tried again."""
+        if self._renew is None:
+            return
+        try:
+            await self._renew()
+        except TargetError as error:
+            raise TargetError(error.reason, error.detail, retry_after_s=self._back_off(error.reason)) from error
+
+    def _back_off(self, reason: str) -> float:
+        """Pause after a refused login, each time for longer; return the seconds."""
+        if self._clock.now() >= self._paused_until:  # targets that are refused at the same time count once
+            self._refusals += 1
+        return self._pause(reason, min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(self._refusals - 1, 4)))
+
+    def _pause(self, reason: str, seconds: float) -> float:
+        self._paused_until, self._paused_for = self._clock.now() + seconds, reason
+        return seconds
+
+    def _refusal(self, what: str, status: int, wish: str | None, raw: bytes) -> TargetError:
+        """Return the error that the status means, and pause where the server or a refused login asks for it."""
+        reason = REASONS.get(status, "unreachable" if status >= 500 else "bad_body")
+        message, causes = _complaint(raw)
+        if status == 422 and not causes:
+            reason = "conflict"  # a failed `test` of a JSON patch; a value that is not allowed comes with its causes
+        pause_s: float | None = None
+        if status == 429 or wish is not None:
+            pause_s = self._pause(reason, _retry_after(wish))
+        elif status == 401:
+            pause_s = self._back_off(reason)
+        return TargetError(reason, _detail(f"{what}: {status} {message}".rstrip()), retry_after_s=pause_s)
+
+
+def _load_service_account(configuration: "Configuration", environ: Mapping[str, str], account: Path) -> None:
+    """Fill in what Kubernetes gives to each pod."""
+    from kubernetes_asyncio.config import ConfigException
+    from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
+
+    token, certificate = str(account / "token"), str(account / "ca.crt")
+    try:
+        # Without its refresh of the token: once a minute, and not when the token is refused.
+        InClusterConfigLoader(token, certificate, False, dict(environ)).load_and_set(configuration)
+    except ConfigException as error:
+        raise TargetError("unreachable", _detail(f"service account: {error}")) from error
+
+
+async def _load_kubeconfig(configuration: "Configuration", paths: str, context: str) -> None:
+    """Fill in a kubeconfig's context, its login command included; `paths` as in the variable KUBECONFIG."""
+    from kubernetes_asyncio.config import ConfigException, load_kube_config
+
+    _check_kubeconfig(paths)
+    try:
+        async with asyncio.timeout(LOGIN_TIMEOUT_S):
+            # Not persisted: a renewed token is ours alone, and the file is the user's.
+            await load_kube_config(paths, context or None, configuration, persist_config=False)
+    except TimeoutError as error:
+        detail = f"kubeconfig {paths}: its login command took over {LOGIN_TIMEOUT_S:g} s"
+        raise TargetError("unauthorized", _detail(detail)) from error
+    except AssertionError as error:  # how its reader says that a cluster is empty
+        raise TargetError("unreachable", _detail(f"kubeconfig {paths}: its cluster has no server")) from error
+    except (ConfigException, OSError, ValueError) as error:
+        raise TargetError("unauthorized", _detail(f"kubeconfig {paths}: {error}")) from error
+    token = configuration.api_key.get("BearerToken")
+    if token is not None:
+        configuration.api_key["BearerToken"] = token.strip()  # files end with a newline, headers must not
+
+
+def _check_kubeconfig(paths: str) -> None:
+    """Raise TargetError unless at least one file is there, and each that is there has a kubeconfig's shape."""
+    files = [file for file in map(Path, paths.split(os.pathsep)) if file.expanduser().is_file()]
+    if not files:
+        raise TargetError("unreachable", _detail(f"no kubeconfig at {paths}: give one, or run inside a pod"))
+    for file in files:
+        try:
+            content = yaml.safe_load(file.expanduser().read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise TargetError("unreachable", _detail(f"kubeconfig {file}: {type(error).__name__}")) from error
+        if not _is_kubeconfig(content):
+            raise TargetError("unreachable", _detail(f"{file} is not a kubeconfig"))
+
+
+def _is_kubeconfig(content: object) -> bool:
+    """Return whether it is a mapping whose three lists hold named mappings, which its reader takes for granted."""
+    return isinstance(content, dict) and all(_is_named(content, kind) for kind in ("cluster", "context", "user"))
+
+
+def _is_named(content: Json, kind: str) -> bool:
+    entries = content.get(f"{kind}s") or []
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict) and "name" in entry and isinstance(entry.get(kind) or {}, dict) for entry in entries
+    )
+
+
+def _object(raw: bytes) -> Json:
+    """Return the JSON object of a good answer. Raises TargetError for anything else, such as a proxy's page."""
+    try:
+        content = json.loads(raw)
+    except ValueError as error:
+        raise TargetError("bad_body", "the API server's answer is not JSON") from error
+    if not isinstance(content, dict):
+        raise TargetError("bad_body", "the API server's answer is not an object")
+    return content
+
+
+def _complaint(raw: bytes) -> tuple[str, bool]:
+    """Return the message of a refused request, "" where it is not a Status, and whether it names causes."""
+    try:
+        status = json.loads(raw)
+    except ValueError:
+        return "", False
+    if not isinstance(status, dict):
+        return "", False
+    details = status.get("details")
+    return str(status.get("message", "")), isinstance(details, dict) and bool(details.get("causes"))
+
+
+def _retry_after(wish: str | None) -> float:
+    """Return the seconds to wait: the API server writes whole seconds; a second where a proxy writes anything else."""
+    if wish is None or not wish.strip().isdecimal():
+        return RETRY_AFTER_S
+    return min(MAX_RETRY_AFTER_S, max(RETRY_AFTER_S, float(wish)))
+
+
+def _detail(text: str) -> str:
+    return text[:DETAIL_LENGTH]

@@ -1,0 +1,350 @@
+"""The API client: how it finds its server, logs in, waits when told to, and names what went wrong."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_asyncio.client import Configuration
+
+from autoscaler.core.policy import TargetRef
+from autoscaler.errors import TargetError
+from autoscaler.sources.deployment import DeploymentTarget
+from autoscaler.sources.kubernetes_api import KubernetesApi
+from tests.fake_api import FakeApi, FakeClock, Fault, Json, pod
+
+DEPLOYMENT = "/apis/apps/v1/namespaces/serving/deployments/chat"
+PODS = "/api/v1/namespaces/serving/pods"
+REF = TargetRef(deployment="chat", namespace="serving")
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeApi]:
+    async with FakeApi().serve() as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def api(fake: FakeApi, clock: FakeClock) -> AsyncIterator[KubernetesApi]:
+    api = KubernetesApi(Configuration(host=fake.url), clock, timeout_s=5.0)
+    yield api
+    await api.close()
+    await api.close()
+
+
+async def refused(api: KubernetesApi, path: str = DEPLOYMENT) -> TargetError:
+    """Return the error of one read."""
+    with pytest.raises(TargetError) as caught:
+        await api.request("GET", path)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param(Fault(status=400), "invalid", id="bad request"),
+        pytest.param(Fault(status=403), "forbidden", id="forbidden"),
+        pytest.param(Fault(status=404), "target_not_found", id="not found"),
+        pytest.param(Fault(status=409), "conflict", id="conflict"),
+        pytest.param(Fault(status=418), "bad_body", id="a status that Kubernetes does not use"),
+        pytest.param(Fault(status=422), "conflict", id="failed test"),
+        pytest.param(Fault(status=422, body={"details": {"causes": [{"field": "x"}]}}), "invalid", id="refused value"),
+        pytest.param(Fault(status=500, body="<html>"), "unreachable", id="a gateway's page"),
+        pytest.param(Fault(status=200, body="<html>"), "bad_body", id="a login page"),
+        pytest.param(Fault(status=200, body="[]"), "bad_body", id="not an object"),
+        pytest.param(Fault(status=200, body=""), "bad_body", id="empty"),
+    ],
+)
+async def test_each_refusal_has_its_reason(fake: FakeApi, api: KubernetesApi, fault: Fault, reason: str) -> None:
+    fake.faults = {"get deployments": [fault]}
+    assert (await refused(api)).reason == reason
+    assert (await api.request("GET", DEPLOYMENT))["kind"] == "Deployment"
+
+
+async def test_the_details_are_the_servers_words_cut_short(fake: FakeApi, api: KubernetesApi) -> None:
+    fake.faults = {"get deployments": [Fault(status=403, body={"kind": "Status", "message": "cannot get " * 60})]}
+    error = await refused(api)
+    assert error.detail.startswith(f"GET {DEPLOYMENT}: 403 cannot get")
+    assert len(error.detail) == 200
+
+
+async def test_a_frozen_server_is_unreachable(fake: FakeApi, clock: FakeClock) -> None:
+    api = KubernetesApi(Configuration(host=fake.url), clock, timeout_s=0.2)
+    fake.faults = {"get deployments": [Fault(hang=True)]}
+    error = await refused(api)
+    assert (error.reason, error.detail) == ("unreachable", f"GET {DEPLOYMENT}: no answer within 0.2 s")
+    await api.close()
+
+
+@pytest.mark.parametrize("host", ["http://127.0.0.1:1", "http://[::1", "kubernetes"])
+async def test_no_server_is_unreachable(clock: FakeClock, host: str) -> None:
+    api = KubernetesApi(Configuration(host=host), clock)
+    assert (await refused(api)).reason == "unreachable"
+    await api.close()
+
+
+async def test_c092_throttled_with_retry_after(fake: FakeApi, api: KubernetesApi, clock: FakeClock) -> None:
+    fake.faults = {"get deployments": [Fault(status=429, headers={"Retry-After": "7"})]}
+    error = await refused(api)
+    assert (error.reason, error.retry_after_s) == ("throttled", 7.0)
+    clock.at += 6.9
+    for path in (DEPLOYMENT, PODS):
+        waiting = await refused(api, path)
+        assert waiting.reason == "throttled"
+        assert waiting.retry_after_s == pytest.approx(0.1)
+    assert fake.verbs() == ["get deployments"]
+    clock.at += 0.1
+    await api.request("GET", DEPLOYMENT)
+    assert fake.verbs() == ["get deployments"] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "reason", "pause_s"),
+    [
+        pytest.param(429, {}, "throttled", 1.0, id="no wish"),
+        pytest.param(429, {"Retry-After": "soon"}, "throttled", 1.0, id="not seconds"),
+        pytest.param(429, {"Retry-After": "0"}, "throttled", 1.0, id="at once"),
+        pytest.param(429, {"Retry-After": "86400"}, "throttled", 300.0, id="for a day"),
+        pytest.param(503, {"Retry-After": "12"}, "unreachable", 12.0, id="unavailable for a while"),
+        pytest.param(503, {}, "unreachable", None, id="unavailable"),
+    ],
+)
+async def test_how_long_to_wait(
+    fake: FakeApi, api: KubernetesApi, status: int, headers: dict[str, str], reason: str, pause_s: float | None
+) -> None:
+    fake.faults = {"get deployments": [Fault(status=status, headers=headers)]}
+    error = await refused(api)
+    assert (error.reason, error.retry_after_s) == (reason, pause_s)
+
+
+async def test_c094_a_rotated_token_is_used_with_the_next_request(
+    fake: FakeApi, clock: FakeClock, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    fake.tokens = {"old", "new"}
+    api = KubernetesApi(Configuration(host=fake.url), clock, token_file=token)
+    await api.request("GET", DEPLOYMENT)
+    token.write_text("new\n")
+    await api.request("GET", DEPLOYMENT)
+    await api.close()
+    assert [request.token for request in fake.requests] == ["old", "new"]
+
+
+async def test_c094_a_refused_login_is_tried_once_more_and_then_later_and_later(
+    fake: FakeApi, clock: FakeClock, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("stale")
+    fake.tokens = {"good"}
+    api = KubernetesApi(Configuration(host=fake.url), clock, token_file=token)
+    pauses = []
+    for _ in range(6):
+        error = await refused(api)
+        assert error.reason == "unauthorized"
+        assert (await refused(api)).reason == "unauthorized"  # waits, without a request
+        pauses.append(error.retry_after_s)
+        clock.at += error.retry_after_s or 0.0
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
+    assert fake.verbs() == ["get deployments"] * 12
+    token.write_text("good")
+    await api.request("GET", DEPLOYMENT)
+    token.write_text("stale")
+    assert (await refused(api)).retry_after_s == 5.0
+    await api.close()
+
+
+async def test_targets_that_are_refused_at_the_same_time_count_once(fake: FakeApi, api: KubernetesApi) -> None:
+    fake.tokens = set()
+    errors = await asyncio.gather(*(refused(api) for _ in range(4)))
+    assert {error.retry_after_s for error in errors} == {5.0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(None, id="missing"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"a\x00b", id="control character"),
+        pytest.param(b"\xff\xfe", id="not text"),
+    ],
+)
+async def test_a_token_file_without_a_token(
+    fake: FakeApi, clock: FakeClock, tmp_path: Path, content: bytes | None
+) -> None:
+    token = tmp_path / "token"
+    if content is not None:
+        token.write_bytes(content)
+    api = KubernetesApi(Configuration(host=fake.url), clock, token_file=token)
+    assert (await refused(api)).reason == "unauthorized"
+    assert fake.requests == []
+    await api.close()
+
+
+async def test_c141_one_client_for_all_ticks(fake: FakeApi, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts: list[ssl.SSLContext] = []
+    make: Callable[..., ssl.SSLContext] = ssl.create_default_context
+
+    def counted(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        contexts.append(make(*args, **kwargs))
+        return contexts[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    api = KubernetesApi(Configuration(host=fake.url), clock, timeout_s=5.0)
+    fake.pods = [pod("a")]
+    target = DeploymentTarget(api, REF)
+    await target.read()
+    connections = fake.connections
+    for _ in range(1_999):
+        await target.read()
+    await api.close()
+    assert len(fake.requests) == 4 * 2_000
+    assert fake.connections == connections == 1
+    assert len(contexts) == 1
+
+
+async def test_a_kubeconfig_leads_to_its_server(fake: FakeApi, clock: FakeClock, tmp_path: Path) -> None:
+    path = fake.write_kubeconfig(tmp_path / "config", {"token": "mine\n"})
+    fake.tokens = {"mine"}
+    for given, environ in ((str(path), {}), ("", {"KUBECONFIG": str(path)})):
+        api = await KubernetesApi.connect(clock, kubeconfig=given, context="fake", environ=environ)
+        assert (await api.request("GET", DEPLOYMENT))["kind"] == "Deployment"
+        await api.close()
+
+
+async def test_the_home_directory_has_the_last_word(
+    fake: FakeApi, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(TargetError, match=r"no kubeconfig at ~/\.kube/config"):
+        await KubernetesApi.connect(clock, environ={})
+    (tmp_path / ".kube").mkdir()
+    fake.write_kubeconfig(tmp_path / ".kube" / "config")
+    api = await KubernetesApi.connect(clock, environ={})
+    assert (await api.request("GET", DEPLOYMENT))["kind"] == "Deployment"
+    await api.close()
+
+
+async def test_a_kubeconfigs_token_file_is_read_again_when_refused(
+    fake: FakeApi, clock: FakeClock, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    path = fake.write_kubeconfig(tmp_path / "config", {"tokenFile": str(token)})
+    api = await KubernetesApi.connect(clock, kubeconfig=str(path))
+    token.write_text("new\n")
+    fake.tokens = {"new"}
+    await api.request("GET", DEPLOYMENT)
+    assert [request.token for request in fake.requests] == ["old", "new"]
+    path.unlink()
+    fake.tokens = {"newer"}
+    error = await refused(api)
+    assert error.retry_after_s == 5.0
+    assert len(fake.requests) == 3
+    await api.close()
+
+
+async def test_a_login_command_is_run_again_when_refused(fake: FakeApi, clock: FakeClock, tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    version = "client.authentication.k8s.io/v1"
+    command = {"apiVersion": version, "command": "cat", "args": [str(answer)]}
+
+    def give(token: str) -> None:
+        answer.write_text(f'{{"apiVersion": "{version}", "kind": "ExecCredential", "status": {{"token": "{token}"}}}}')
+
+    give("first")
+    path = fake.write_kubeconfig(tmp_path / "config", {"exec": command})
+    api = await KubernetesApi.connect(clock, kubeconfig=str(path))
+    give("second")
+    fake.tokens = {"second"}
+    await api.request("GET", DEPLOYMENT)
+    answer.write_text("cannot log in")
+    fake.tokens = set()
+    assert (await refused(api)).reason == "unauthorized"
+    assert [request.token for request in fake.requests] == ["first", "second", "second"]
+    await api.close()
+
+
+def kubeconfig(**changes: Any) -> Json:
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
+    user: Json = {"name": "u", "user": {}}
+    return {"clusters": [cluster], "contexts": [context], "users": [user], "current-context": "x"} | changes
+
+
+@pytest.mark.parametrize(
+    ("content", "context", "message"),
+    [
+        pytest.param("a: [", "", "ParserError", id="no YAML"),
+        pytest.param("- 1", "", "is not a kubeconfig", id="a list"),
+        pytest.param({"clusters": "here"}, "", "is not a kubeconfig", id="wrong shape"),
+        pytest.param(kubeconfig(users=[{"user": {}}]), "", "is not a kubeconfig", id="entry without a name"),
+        pytest.param({}, "", "current-context", id="empty"),
+        pytest.param(kubeconfig(), "y", "name y", id="no such context"),
+        pytest.param(kubeconfig(clusters=[]), "", "name c", id="no such cluster"),
+        pytest.param(kubeconfig(clusters=[{"name": "c", "cluster": {}}]), "", "has no server", id="empty cluster"),
+        pytest.param(kubeconfig(clusters=[{"name": "c"}]), "", "cluster", id="no cluster"),
+        pytest.param(
+            kubeconfig(clusters=[{"name": "c", "cluster": {"tls-server-name": "h"}}]),
+            "",
+            "has no server",
+            id="no server",
+        ),
+        pytest.param(kubeconfig(clusters=[{"name": "c", "cluster": "h"}]), "", "is not a kubeconfig", id="odd cluster"),
+        pytest.param(
+            kubeconfig(clusters=[{"name": "c", "cluster": {"server": "https://h", "certificate-authority-data": "A"}}]),
+            "",
+            "base64",
+            id="certificate is not base64",
+        ),
+        pytest.param(
+            kubeconfig(
+                clusters=[{"name": "c", "cluster": {"server": "https://h", "certificate-authority-data": "QQ=="}}]
+            ),
+            "",
+            "certificates of the API server",
+            id="certificate is not one",
+        ),
+        pytest.param(
+            kubeconfig(users=[{"name": "u", "user": {"exec": {"apiVersion": "v1", "command": "no-such-command"}}}]),
+            "",
+            "no-such-command",
+            id="login command is not installed",
+        ),
+    ],
+)
+async def test_a_kubeconfig_that_cannot_be_used(
+    clock: FakeClock, tmp_path: Path, content: Any, context: str, message: str
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    with pytest.raises(TargetError, match=message):
+        await KubernetesApi.connect(clock, kubeconfig=str(path), context=context)
+
+
+CERTIFICATE = next(path for path in (ssl.get_default_verify_paths().openssl_cafile,) if path)
+
+
+async def test_a_pod_finds_its_server_by_its_service_account(clock: FakeClock, tmp_path: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "1"}
+    with pytest.raises(TargetError, match="token file does not exist"):
+        await KubernetesApi.connect(clock, environ=environ, account=tmp_path)
+    (tmp_path / "token").write_text("mine\n")
+    (tmp_path / "ca.crt").write_text("not a certificate")
+    with pytest.raises(TargetError, match="certificates of the API server"):
+        await KubernetesApi.connect(clock, environ=environ, account=tmp_path)
+    (tmp_path / "ca.crt").unlink()
+    (tmp_path / "ca.crt").symlink_to(CERTIFICATE)
+    api = await KubernetesApi.connect(clock, environ=environ, account=tmp_path)
+    error = await refused(api)
+    assert error.reason == "unreachable"
+    assert "::1" in error.detail
+    await api.close()
