@@ -14,7 +14,7 @@ MAX_BODY = 8 * 1024 * 1024
 MAX_LINE = 64 * 1024
 MAX_CACHED_HEAD = 4096
 
-_NAME = re.compile(rb"[ \t\r]*([^\s{]*)[ \t]*(\{?)")
+_NAME = re.compile(rb"[ \t\r]*((?!#)[^\s{]*)[ \t]*(\{?)")
 _LABEL = re.compile(
     rb"""[ \t]*(?:([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*)?([,}])""", re.DOTALL
 )
@@ -102,8 +102,8 @@ class SeriesCache:
         return key
 
     def learn(self, head: bytes, key: SeriesKey | None) -> None:
-        """Remember a line, unless it is too long to be worth it."""
-        if len(head) <= MAX_CACHED_HEAD:
+        """Remember a line, unless it is too long to be worth it or has no blank in front of its value."""
+        if 0 < len(head) <= MAX_CACHED_HEAD:
             self._young[head] = key
 
 
@@ -132,7 +132,7 @@ def parse_page(body: bytes, cache: SeriesCache) -> Page:
         keys.append(key)
         numbers.append(number)
     name = _name(cut)
-    if cache.wanted(name):
+    if name and cache.wanted(name):
         bad[name] += 1
     return _page(keys, numbers, bad)
 
@@ -164,6 +164,7 @@ def _number(text: bytes) -> float:
 
 
 def _name(line: bytes) -> str:
+    """Return the name that a line starts with; "" for a comment, a blank line, or a name in quotes."""
     match = _NAME.match(line)
     return match[1].decode("utf-8", "replace") if match else ""
 
@@ -179,7 +180,7 @@ def _read_line(
     else:
         return None if recalled is None else (recalled, number)
     name = _name(line)
-    if not cache.wanted(name):
+    if not name or not cache.wanted(name):
         if head.endswith(b"}") or b" " not in head or head.startswith(b"#"):
             cache.learn(head, None)
         return None
