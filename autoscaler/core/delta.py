@@ -73,7 +73,38 @@ class _Block(NamedTuple):
         return counts[self.start : self.stop].reshape(len(self.rows), len(self.bounds))
 
 
-_Layout = tuple[tuple[str, tuple[_Block, ...]], ...]
+class _Layout(NamedTuple):
+    """How the counts of one tick stand in one vector: histogram by histogram, block by block, engine by engine.
+
+    Args:
+        histograms: the blocks of each, by name.
+        starts, widths: of every engine's row of buckets in the vector.
+    """
+
+    histograms: tuple[tuple[str, tuple[_Block, ...]], ...]
+    starts: Ints
+    widths: Ints
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return int(self.widths.sum())
+
+
+def _lay_out(parts: Iterable[tuple[str, list[tuple[tuple[float, ...], Ints]]]]) -> _Layout:
+    """Return the layout of histograms, given by name, bounds and rows."""
+    histograms = []
+    widths: list[int] = []
+    start = 0
+    for name, pairs in parts:
+        blocks = []
+        for bounds, rows in pairs:
+            blocks.append(_Block(bounds, rows, start, start + len(bounds) * len(rows)))
+            widths += [len(bounds)] * len(rows)
+            start = blocks[-1].stop
+        histograms.append((name, tuple(blocks)))
+    ends = np.cumsum(np.array(widths, dtype=np.intp))
+    return _Layout(tuple(histograms), ends - widths, np.array(widths, dtype=np.intp))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +121,7 @@ class Known:
     target: TargetStatus | None = None
     keys: tuple[EngineKey, ...] = ()
     values: Floats = field(init=False)
-    layout: _Layout = ()
+    layout: _Layout = field(default_factory=lambda: _lay_out(()))
     counts: Floats = field(default_factory=lambda: np.zeros(0))
     gpus: tuple[Gpu, ...] = ()
     gpu_fields: list[_Difference] = field(default_factory=list)
@@ -107,7 +138,7 @@ class Known:
         for index, key in enumerate(keys):
             if key in before:
                 values[index] = before[key]
-        counts = np.zeros(sum(block.stop - block.start for _, blocks in layout for block in blocks))
+        counts = np.zeros(layout.size)
         rows_before = dict(_rows_of(self.layout, self.keys, self.counts))
         for name, row in _rows_of(layout, keys, counts):
             if name in rows_before:
@@ -119,23 +150,10 @@ def _rows_of(
     layout: _Layout, keys: tuple[EngineKey, ...], counts: Floats
 ) -> Iterator[tuple[tuple[str, tuple[float, ...], EngineKey], Floats]]:
     """Yield each row of `counts`, and whose it is: histogram, bounds and engine."""
-    for name, blocks in layout:
+    for name, blocks in layout.histograms:
         for block in blocks:
             for index, row in zip(block.rows, block.matrix(counts), strict=True):
                 yield (name, block.bounds, keys[index]), row
-
-
-def _lay_out(parts: Iterable[tuple[str, list[tuple[tuple[float, ...], Ints]]]]) -> _Layout:
-    """Return the layout of histograms, given by name, bounds and rows."""
-    layout = []
-    start = 0
-    for name, pairs in parts:
-        blocks = []
-        for bounds, rows in pairs:
-            blocks.append(_Block(bounds, rows, start, start + len(bounds) * len(rows)))
-            start = blocks[-1].stop
-        layout.append((name, tuple(blocks)))
-    return tuple(layout)
 
 
 def encode(known: Known, snapshot: Snapshot) -> _Difference:
@@ -203,9 +221,9 @@ def _write_engines(known: Known, snapshot: Snapshot, line: _Difference) -> None:
     same_layout = _is_layout_of(known.layout, engines.histograms)
     layout = known.layout
     if not same_layout:
-        blocks = engines.histograms.items()
-        layout = _lay_out((name, [(rows.bounds, rows.rows) for rows in parts]) for name, parts in blocks)
-        line["layout"] = to_plain([[name, *([block.bounds, block.rows] for block in parts)] for name, parts in layout])
+        histograms = engines.histograms.items()
+        layout = _lay_out((name, [(part.bounds, part.rows) for part in parts]) for name, parts in histograms)
+        line["layout"] = to_plain([[name, *([part.bounds, part.rows] for part in parts)] for name, parts in histograms])
     if engines.keys != known.keys:
         line["keys"] = to_plain(engines.keys)
     if not same_layout or engines.keys != known.keys:
@@ -215,9 +233,9 @@ def _write_engines(known: Known, snapshot: Snapshot, line: _Difference) -> None:
 
 
 def _is_layout_of(layout: _Layout, histograms: Mapping[str, tuple[HistogramRows, ...]]) -> bool:
-    if len(layout) != len(histograms):
+    if len(layout.histograms) != len(histograms):
         return False
-    for (name, blocks), (its_name, parts) in zip(layout, histograms.items(), strict=True):
+    for (name, blocks), (its_name, parts) in zip(layout.histograms, histograms.items(), strict=True):
         if name != its_name or len(blocks) != len(parts):
             return False
         for block, part in zip(blocks, parts, strict=True):
@@ -234,7 +252,7 @@ def _read_engines(known: Known, line: _Difference) -> Engines:
     _read_values(known, line)
     _read_counts(known, line)
     histograms = {}
-    for name, blocks in known.layout:
+    for name, blocks in known.layout.histograms:
         histograms[name] = tuple(
             HistogramRows(bounds=block.bounds, rows=block.rows, counts=block.matrix(known.counts)) for block in blocks
         )
@@ -244,7 +262,7 @@ def _read_engines(known: Known, line: _Difference) -> Engines:
 def _read_layout(before: _Layout, parts: list[Any]) -> _Layout:
     """Return a layout; bounds and rows that are equal become one object, also across layouts."""
     pool: dict[tuple[Any, ...], Any] = {}
-    for _, blocks in before:
+    for _, blocks in before.histograms:
         for block in blocks:
             pool["bounds", block.bounds] = block.bounds
             pool["rows", tuple(block.rows.tolist())] = block.rows
@@ -315,9 +333,9 @@ def _write_counts(known: Known, histograms: Mapping[str, tuple[HistogramRows, ..
         return
     gains = known.counts - base
     apart = gains.copy()
-    for _, blocks in known.layout:
-        for block in blocks:
-            block.matrix(apart)[:, 1:] -= block.matrix(gains)[:, :-1]
+    starts = known.layout.starts
+    apart[1:] -= gains[:-1]
+    apart[starts] = gains[starts]
     places = np.flatnonzero(apart)
     if places.size:
         pairs = np.empty(2 * places.size)
@@ -331,14 +349,11 @@ def _read_counts(known: Known, line: _Difference) -> None:
         known.counts = _frozen(np.array(line["counts"], dtype=np.float64).reshape(known.counts.shape))
     elif "increments" in line:
         pairs = _read_ints(line["increments"])
-        counts = np.zeros(known.counts.size)
-        counts[np.cumsum(pairs[0::2] + 1) - 1] = pairs[1::2]
-        for _, blocks in known.layout:
-            for block in blocks:
-                part = block.matrix(counts)
-                np.add.accumulate(part, axis=1, out=part)
-        counts += known.counts
-        known.counts = _frozen(counts)
+        gains = np.zeros(known.counts.size + 1, dtype=np.int64)
+        gains[np.cumsum(pairs[0::2] + 1)] = pairs[1::2]
+        np.add.accumulate(gains, out=gains)
+        before_row = np.repeat(gains[known.layout.starts], known.layout.widths)
+        known.counts = _frozen(known.counts + (gains[1:] - before_row))
 
 
 def _write_gpus(known: Known, gpus: tuple[Gpu, ...], line: _Difference) -> None:
