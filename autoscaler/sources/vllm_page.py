@@ -509,7 +509,7 @@ class EngineBuilder:
             yield self._gap(page.pod, WHOLE_PAGE, *plan.problem)
         for number, signal, reason, detail in plan.missing:
             yield self._gap(page.pod, signal, reason, _of_engine(plan, number, detail))
-        for name, lines in page.page.bad.items():
+        for name, lines in sorted(page.page.bad.items()):
             yield self._gap(page.pod, _signal_of(name), GapReason.PARSE_ERROR, f"{lines} bad lines of {name}")
 
     def _gap(self, pod: Pod, signal: str, reason: GapReason, detail: str) -> Gap:
