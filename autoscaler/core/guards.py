@@ -232,7 +232,7 @@ def stabilize(tick: Tick, proposal: Proposal) -> Proposal:
     down_window = down_window_s(policy, tick.forecast.horizon_s)
     history = [(at - when, up, kept) for when, up, kept in state.recommendations]
     observed_s = max((age for age, _, _ in history), default=0.0)
-    if wanted < current and observed_s < down_window - 1.5 * policy.interval_s:
+    if wanted < current and observed_s < down_window - 1e-6:
         return _held(proposal, Reason.HELD_STABILIZATION, f"{observed_s:.0f}s of {down_window:.0f}s observed")
     settled = stabilized(current, max(wanted, current), keep, history, up_window, down_window)
     limit = f"lowest in {up_window:.0f}s" if wanted > current else f"highest in {down_window:.0f}s"

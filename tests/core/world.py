@@ -178,8 +178,8 @@ class World:
         for engine in self.engines.values():
             engine.kv = memory
             engine.waiting = None if backlog is None else backlog * 8.0
-            engine.running = 1.0
-            engine.token_rate = 10.0
+            engine.running = 1.0 if memory else 0.0
+            engine.token_rate = 10.0 if memory else 0.0
         self.samples = {} if latency is None else {"ttft": latency * 2.0}
 
     def snapshot(self) -> Snapshot:
