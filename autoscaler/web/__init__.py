@@ -1,0 +1,1 @@
+"""The operator's HTTP endpoints; they read, nothing here decides."""
