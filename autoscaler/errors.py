@@ -16,15 +16,18 @@ class Problem:
         key: dotted path of the key inside the document, e.g. `spec.scaleUp.threshold`; "" for the whole file.
         value: the offending value as text, "" when there is none.
         message: what is wrong and what would be right.
+        line: where in the file, 0 when it concerns no line.
     """
 
     file: str
     key: str
     value: str
     message: str
+    line: int = 0
 
     def __str__(self) -> str:
-        where = f"{self.file}: {self.key}" if self.key else self.file
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        where = f"{place}: {self.key}" if self.key else place
         shown = f" = {self.value}" if self.value else ""
         return f"{where}{shown}: {self.message}"
 

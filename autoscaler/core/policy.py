@@ -763,12 +763,12 @@ def _ratio_complaints(path: str, value: float, interval: str) -> Iterator[Compla
     above = value > 0.0 if interval.startswith("(") else value >= 0.0
     below = value < 1.0 if interval.endswith(")") else value <= 1.0
     if 2.0 <= value <= 100.0:
-        yield path, value, f"must be a ratio in {interval}, not percent; did you mean {_ratio_text(value / 100.0)}?"
+        yield path, value, f"must be a ratio in {interval}, not percent; did you mean {ratio_text(value / 100.0)}?"
     elif not (above and below):
         yield path, value, f"must be a ratio in {interval}"
 
 
-def _ratio_text(ratio: float) -> str:
+def ratio_text(ratio: float) -> str:
     """Return a ratio with two decimals, with more where it has more: 0.80, 0.999."""
     return f"{ratio:.2f}" if abs(ratio - round(ratio, 2)) < 1e-9 else f"{ratio:g}"
 
@@ -798,8 +798,8 @@ def _source_complaints(signals: Signals) -> Iterator[Complaint]:
     if signals.vllm is None and not signals.queries:
         yield "signals", None, "nothing to read: give vllm, or queries"
     for name, used in (("vllm", signals.vllm), ("dcgm", signals.dcgm)):
-        if used is not None and used.prometheus is not None and signals.server(used.prometheus) is None:
-            yield f"signals.{name}.prometheus", used.prometheus, _no_server(signals)
+        if used is not None and used.prometheus is not None:
+            yield from _reference_complaints(f"signals.{name}.prometheus", used.prometheus, signals)
     if signals.vllm is not None:
         if not 1 <= signals.vllm.port <= 65535:
             yield "signals.vllm.port", signals.vllm.port, "must be a port, 1 to 65535"
@@ -823,16 +823,19 @@ def _query_complaints(signals: Signals) -> Iterator[Complaint]:
         seen.add(query.signal)
         if not query.query.strip():
             yield f"{path}.query", query.query, "must not be empty"
-        if signals.server(query.server) is None:
-            yield f"{path}.server", query.server, _no_server(signals)
+        yield from _reference_complaints(f"{path}.server", query.server, signals)
         for name, value in (("stale_after_s", query.stale_after_s), ("scrape_interval_s", query.scrape_interval_s)):
             if value <= 0.0:
                 yield f"{path}.{name}", value, "must be above 0"
 
 
-def _no_server(signals: Signals) -> str:
-    known = ", ".join(sorted(signals.prometheus)) or "none is defined"
-    return f"no such server under signals.prometheus ({known}), and not a URL"
+def _reference_complaints(path: str, server: str, signals: Signals) -> Iterator[Complaint]:
+    """Complain unless this is the name of a server, or the URL of one."""
+    if server.startswith(_URL):
+        yield from _url_complaints(path, server)
+    elif server not in signals.prometheus:
+        known = ", ".join(sorted(signals.prometheus)) or "none is defined"
+        yield path, server, f"no such server under signals.prometheus ({known}), and not a URL"
 
 
 def _server_complaints(signals: Signals) -> Iterator[Complaint]:
@@ -877,7 +880,7 @@ def _score_complaints(policy: Policy) -> Iterator[Complaint]:
         yield from _sum_complaints("score.backlog.weights", score.backlog.weights)
     for name, level in (("critical", score.critical), ("clear", score.clear)):
         if not 0.0 < level <= 2.0:
-            hint = f"; did you mean {_ratio_text(level / 100.0)}?" if 2.0 < level <= 100.0 else ""
+            hint = f"; did you mean {ratio_text(level / 100.0)}?" if 2.0 < level <= 100.0 else ""
             yield f"score.{name}", level, f"must be a ratio in (0, 1], or 2 to switch the rule off{hint}"
     if 0.0 < score.critical <= policy.scale_up.threshold <= 1.0:
         yield "score.critical", score.critical, f"must be above scaleUp.threshold ({policy.scale_up.threshold:g})"
@@ -890,9 +893,9 @@ def _sum_complaints(path: str, shares: tuple[float, ...]) -> Iterator[Complaint]
     """Complain unless the shares sum to 1 within 1e-6, which lets the rounding of 0.40 + 0.35 + 0.25 pass."""
     total = sum(shares)
     if not abs(total - 1.0) <= 1e-6:
-        percent = f"; did you mean {' + '.join(_ratio_text(share / 100.0) for share in shares)}?"
-        shown = " + ".join(f"{share:g}" for share in shares)
-        yield path, shown, f"must sum to 1, not {total:g}{percent if abs(total - 100.0) < 1e-6 else ''}"
+        percent = f"; did you mean {' + '.join(ratio_text(share / 100.0) for share in shares)}?"
+        written = " + ".join(f"{share:g}" for share in shares)
+        yield path, written, f"must sum to 1, not {written} = {total:g}{percent if abs(total - 100.0) < 1e-6 else ''}"
 
 
 def _speed_complaints(policy: Policy) -> Iterator[Complaint]:

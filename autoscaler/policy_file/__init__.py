@@ -1,0 +1,25 @@
+"""Policy files: YAML in Kubernetes' shape to the values of `core.policy`, and their JSON Schema."""
+
+from autoscaler.policy_file.reading import (
+    Loaded,
+    json_schema,
+    load_policies,
+    parse_policies,
+    policy_from_plain,
+    policy_to_plain,
+    shipped_policies,
+)
+from autoscaler.policy_file.scalars import parse_bool, parse_duration, parse_quantity
+
+__all__ = [
+    "Loaded",
+    "json_schema",
+    "load_policies",
+    "parse_bool",
+    "parse_duration",
+    "parse_policies",
+    "parse_quantity",
+    "policy_from_plain",
+    "policy_to_plain",
+    "shipped_policies",
+]
