@@ -51,7 +51,7 @@ _READ_AT = "read_at"
 _TARGET_FIELDS = tuple(each.name for each in fields(TargetStatus) if each.name != "pods")
 _GPU_READINGS = ("memory_used", "memory_free", "pod_memory_used", "utilization", "xid")
 _GPU_IDENTITY = tuple(each.name for each in fields(Gpu) if each.name not in _GPU_READINGS)
-_LARGEST_INT = 2.0**52
+_LARGEST_INT = 2.0**51
 
 _Difference = dict[str, Any]
 _Value = TypeVar("_Value")
@@ -103,8 +103,8 @@ def _lay_out(parts: Iterable[tuple[str, list[tuple[tuple[float, ...], Ints]]]]) 
             widths += [len(bounds)] * len(rows)
             start = blocks[-1].stop
         histograms.append((name, tuple(blocks)))
-    ends = np.cumsum(np.array(widths, dtype=np.intp))
-    return _Layout(tuple(histograms), ends - widths, np.array(widths, dtype=np.intp))
+    lengths = np.array(widths, dtype=np.intp)
+    return _Layout(tuple(histograms), np.cumsum(lengths) - lengths, lengths)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -307,10 +307,10 @@ def _read_values(known: Known, line: _Difference) -> None:
         values[:, known.columns.index(_READ_AT)] = (delays + _in_ms(line["at"])) / 1000.0
     if "adds" in line:
         columns, text = line["adds"]
-        values[:, columns] += _read_ints(text, len(columns) * len(known.keys)).reshape(len(columns), -1).T
+        values[:, columns] += _read_ints(text, len(columns) * len(known.keys)).reshape(len(columns), len(known.keys)).T
     if "sets" in line:
         columns, numbers = line["sets"]
-        values[:, columns] = np.array(numbers, dtype=np.float64).reshape(len(columns), -1).T
+        values[:, columns] = np.array(numbers, dtype=np.float64).reshape(len(columns), len(known.keys)).T
     known.values = _frozen(values)
 
 
@@ -407,7 +407,7 @@ def _read_gaps(known: Known, line: _Difference) -> tuple[Gap, ...]:
 
 
 def _is_whole(values: Floats) -> NDArray[np.bool_]:
-    """Return which are whole numbers with exact differences. Negative zero is none: sums lose its sign."""
+    """Return which are whole, and small enough for exact sums. Negative zero is not: added up it loses its sign."""
     negative_zero = (values == 0.0) & np.signbit(values)
     whole: NDArray[np.bool_] = (np.rint(values) == values) & (np.abs(values) <= _LARGEST_INT) & ~negative_zero
     return whole
@@ -419,7 +419,7 @@ def _write_ints(values: NDArray[Any]) -> str:
 
 def _read_ints(text: str, count: int | None = None) -> NDArray[np.int64]:
     """Return the whole numbers of a text. Raises ValueError when it holds anything else, or not `count` of them."""
-    if text.encode().translate(None, b"0123456789- "):
+    if text.encode().translate(None, b"0123456789- ") or "- " in text or text.endswith("-"):
         raise ValueError(f"not whole numbers: {text[:40]!r}")
     values = np.fromstring(text, dtype=np.int64, sep=" ")
     if values.size != text.count(" ") + 1 or count not in (None, values.size):
