@@ -476,12 +476,15 @@ class NvmlSource:
         """
         gaps = GapList(self.name)
         if self._running is not None and not self._running.done():
-            gaps.add(WHOLE_PAGE, GapReason.DEVICE_LOST, detail=f"{self._sweep.at}: a call still hangs")
+            _note_hanging(self._sweep, gaps, self._settings.timeout_s)
             return Reading(gaps=gaps.all())
         sweep = self._sweep = Sweep()
         self._running = _in_thread(partial(self._reader.sweep, sweep, self._clock.now()))
         in_time = await self._wait(self._running)
-        _note_failures(sweep, gaps, None if in_time else self._settings.timeout_s)
+        if in_time:
+            _note_failures(sweep, gaps)
+        else:
+            _note_hanging(sweep, gaps, self._settings.timeout_s)
         gpus = attribute_cards(list(sweep.cards), target.pods, gaps, single_pod=self._settings.single_pod)
         return Reading(gpus=gpus, gaps=gaps.all())
 
@@ -519,20 +522,23 @@ def _in_thread(call: Callable[[], None]) -> Future[None]:
     return job
 
 
-def _note_failures(sweep: Sweep, gaps: GapList, timeout_s: float | None) -> None:
-    """Note what a round failed to read. `timeout_s` is given when it did not end within that."""
-    if timeout_s is not None:
-        if sweep.at:
-            detail = f"{sweep.at}: no answer within {timeout_s:g} s, cards after it were not read"
-            gaps.add(WHOLE_PAGE, GapReason.DEVICE_LOST, detail=detail)
-        else:
-            gaps.add(WHOLE_PAGE, GapReason.TIMEOUT, detail=f"NVML did not start within {timeout_s:g} s")
-    elif sweep.error is not None:
+def _note_hanging(sweep: Sweep, gaps: GapList, timeout_s: float) -> None:
+    """Note the card that gives no answer, and so keeps those after it from being read."""
+    if sweep.at:
+        detail = f"{sweep.at}: no answer within {timeout_s:g} s, cards after it were not read"
+        gaps.add(WHOLE_PAGE, GapReason.DEVICE_LOST, detail=detail)
+    else:
+        gaps.add(WHOLE_PAGE, GapReason.TIMEOUT, detail=f"NVML did not start within {timeout_s:g} s")
+
+
+def _note_failures(sweep: Sweep, gaps: GapList) -> None:
+    """Note what a round failed to read."""
+    if sweep.error is not None:
         gaps.add(WHOLE_PAGE, GapReason(sweep.error.reason), detail=sweep.error.detail)
     elif not sweep.cards and not sweep.lost:
         gaps.add(WHOLE_PAGE, GapReason.EMPTY, detail="NVML knows no cards")
     lost: dict[GapReason, list[str]] = {}
-    for reason, card in list(sweep.lost):
+    for reason, card in sweep.lost:
         lost.setdefault(reason, []).append(card)
     for reason, which in lost.items():
         gaps.add(WHOLE_PAGE, reason, detail=", ".join(which))
