@@ -26,11 +26,13 @@ class ScrapeTarget:
     Args:
         address: host and port.
         labels: what the server adds to every series, such as `namespace` and `pod`.
+        honor_labels: of two labels with one name the page's stays; otherwise it becomes `exported_...`.
     """
 
     address: str
     labels: Mapping[str, str] = field(default_factory=dict)
     path: str = "/metrics"
+    honor_labels: bool = False
 
 
 class RunningPrometheus:
@@ -38,35 +40,46 @@ class RunningPrometheus:
 
     Args:
         url: base URL.
-        targets_file: the file that tells it what to scrape.
+        home: the directory with the files that tell it what to scrape.
     """
 
-    def __init__(self, url: str, targets_file: Path) -> None:
+    def __init__(self, url: str, home: Path) -> None:
         self.url = url
-        self._targets_file = targets_file
+        self._home = home
         self._targets: tuple[ScrapeTarget, ...] = ()
 
     def scrape(self, targets: Iterable[ScrapeTarget]) -> None:
-        """Scrape these from now on, and no others."""
+        """Scrape these from now on, and no others. The server takes up to five seconds to begin."""
         self._targets = tuple(targets)
-        groups = [
-            {"targets": [target.address], "labels": {"__metrics_path__": target.path, **target.labels}}
-            for target in self._targets
-        ]
-        written = self._targets_file.with_suffix(".new")
-        written.write_text(json.dumps(groups), encoding="utf-8")
-        written.replace(self._targets_file)
+        for honor_labels in (False, True):
+            groups = [
+                {"targets": [target.address], "labels": {"__metrics_path__": target.path, **target.labels}}
+                for target in self._targets
+                if target.honor_labels is honor_labels
+            ]
+            file = targets_file(self._home, honor_labels)
+            written = file.with_suffix(".new")
+            written.write_text(json.dumps(groups), encoding="utf-8")
+            written.replace(file)
 
-    async def scraped(self, up: bool = True) -> float:
-        """Wait until the newest scrape of every target succeeded, or failed; return when the server found that out."""
-        wanted = {target.address for target in self._targets}
+    async def scraped(self) -> float:
+        """Wait until the newest scrape of every target succeeded; return when the server found that out."""
+        return await self.until(f"count(up == 1) == {len(self._targets)}")
+
+    async def until(self, expr: str) -> float:
+        """Wait until a query gives anything; return the time for which it did."""
         async with asyncio.timeout(START_LIMIT_S), httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
             while True:
-                answer = await client.get("/api/v1/query", params={"query": "up"})
+                answer = await client.get("/api/v1/query", params={"query": expr})
                 rows = answer.json()["data"]["result"]
-                if {row["metric"]["instance"] for row in rows if row["value"][1] == str(int(up))} == wanted:
-                    return float(rows[0]["value"][0]) if rows else 0.0
+                if rows:
+                    return float(rows[0]["value"][0])
                 await asyncio.sleep(POLL_S)
+
+
+def targets_file(home: Path, honor_labels: bool) -> Path:
+    """Return the file that lists the targets of one kind."""
+    return home / f"targets-{'honored' if honor_labels else 'plain'}.json"
 
 
 def require_prometheus() -> str:
@@ -80,7 +93,7 @@ def require_prometheus() -> str:
 
 @asynccontextmanager
 async def running_prometheus(
-    targets: Iterable[ScrapeTarget] = (), *, interval: str = "1s", honor_labels: bool = False
+    targets: Iterable[ScrapeTarget] = (), *, interval: str = "1s"
 ) -> AsyncIterator[RunningPrometheus]:
     """Start a server in a directory of its own, and stop it in the end.
 
@@ -94,14 +107,15 @@ async def running_prometheus(
             "global": {"scrape_interval": interval, "scrape_timeout": interval},
             "scrape_configs": [
                 {
-                    "job_name": "pods",
+                    "job_name": "honored" if honor_labels else "pods",
                     "honor_labels": honor_labels,
-                    "file_sd_configs": [{"files": [str(home / "targets.json")], "refresh_interval": "1s"}],
+                    "file_sd_configs": [{"files": [str(targets_file(home, honor_labels))]}],
                 }
+                for honor_labels in (False, True)
             ],
         }
         (home / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")
-        server = RunningPrometheus(f"http://127.0.0.1:{_free_port()}", home / "targets.json")
+        server = RunningPrometheus(f"http://127.0.0.1:{_free_port()}", home)
         server.scrape(targets)
         with (home / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(

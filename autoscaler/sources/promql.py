@@ -19,9 +19,9 @@ _PLAIN = re.compile(rf"\s*({_SELECTOR})\s*", re.DOTALL)
 _AGGREGATED = re.compile(
     rf"\s*(?:sum|min|max|avg)\s*(?:(?:by|without)\s*\([^()]*\)\s*)?\(\s*({_SELECTOR})\s*\)\s*", re.DOTALL
 )
-_RANGE = re.compile(r"\[\s*((?:\d+(?:ms|[smhdwy]))+)\s*(?::[^\]]*)?\]")
-_DURATION = re.compile(r"(\d+)(ms|[smhdwy])")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
+_RANGE = re.compile(r"\[\s*((?:\d+(?:ms|[smhdwy]))+|\d+(?:\.\d+)?)\s*\]")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdwy]?)")
+_SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "y": 31536000.0}
 _REGEX_META = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
@@ -92,9 +92,9 @@ def age_query(expr: str) -> str | None:
 
 
 def shortest_range_s(expr: str) -> float | None:
-    """Return the shortest range, such as `[5m]`, in a query; None without one."""
+    """Return the shortest range, such as `[5m]`, in a query; None without one. A subquery's is none of scrapes."""
     found = [
-        sum(int(count) * _SECONDS[unit] for count, unit in _DURATION.findall(text))
+        sum(float(count) * _SECONDS[unit] for count, unit in _DURATION.findall(text))
         for text in _RANGE.findall(_TEXT.sub("", expr))
     ]
     return min(found, default=None)
