@@ -1,0 +1,84 @@
+"""The walls: what each room may import, and that the core stays pure."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "autoscaler"
+FILES = sorted(PACKAGE.rglob("*.py"))
+CORE = sorted((PACKAGE / "core").rglob("*.py"))
+IMPURE = frozenset(
+    {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "shutil", "signal", "socket", "ssl"}
+    | {
+        "subprocess",
+        "sys",
+        "tempfile",
+        "threading",
+        "time",
+        "urllib",
+        "http",
+        "datetime",
+        "concurrent",
+        "multiprocessing",
+    }
+)
+IMPURE_NAMES = frozenset({"open", "print", "input", "exec", "eval", "__import__", "breakpoint"})
+SHARED = frozenset({"autoscaler", "autoscaler.core", "autoscaler.ports", "autoscaler.errors"})
+
+
+def imports(file: Path) -> list[str]:
+    """Return the modules that a file imports, anywhere in it."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            found.append(node.module or "")
+    return found
+
+
+def room(module: str) -> str:
+    """Return the top room of one of our modules, `core` for `autoscaler.core.types`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def ids(files: list[Path]) -> list[str]:
+    return [str(file.relative_to(PACKAGE)) for file in files]
+
+
+@pytest.mark.parametrize("file", CORE, ids=ids(CORE))
+def test_core_is_pure(file: Path) -> None:
+    for module in imports(file):
+        top = module.split(".")[0]
+        assert top not in IMPURE, f"{file.name} imports {module}"
+        allowed = top in sys.stdlib_module_names or top == "numpy" or module.startswith("autoscaler.core")
+        assert allowed, f"{file.name} imports {module}"
+        assert not module.startswith("numpy.random")
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in IMPURE_NAMES, f"{file.name} calls {node.func.id}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "np":
+            assert node.attr not in {"random", "load", "save", "loadtxt", "memmap"}, f"{file.name} uses np.{node.attr}"
+        assert not isinstance(node, ast.AsyncFunctionDef | ast.Await), f"{file.name} is asynchronous"
+
+
+@pytest.mark.parametrize("file", FILES, ids=ids(FILES))
+def test_rooms_import_only_the_core_and_the_ports(file: Path) -> None:
+    own = room("autoscaler." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts))
+    if own in ("cli", "core"):
+        return
+    allowed = {"core", "ports", "errors", "", own} | ({"observe"} if own == "loop" else set())
+    for module in imports(file):
+        if module.split(".")[0] == "autoscaler":
+            assert room(module) in allowed, f"{file.relative_to(PACKAGE)} imports {module}"
+
+
+def test_the_pure_check_can_fail(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("import time\nprint(time.time())\n")
+    with pytest.raises(AssertionError):
+        test_core_is_pure(bad)
