@@ -1,1 +1,1 @@
-"""Where readings come from, one module per origin. Each turns foreign bytes into core values, and failures into gaps."""
+"""Where readings come from, one module per origin: foreign bytes in, core values out, and a gap for every failure."""

@@ -20,8 +20,7 @@ __all__ = ["EngineBuilder", "PodPage", "VllmSource", "build_engines", "is_wanted
 # Asking for plain text keeps the names' colons; an encoding would hide the body's size.
 _HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
 _KEEPALIVE_S = 75.0
-_SCRAPES = 64
-_SUSPECT_SCRAPES = 16
+_BODIES = 64
 # Reads to sit out after so many refusals in a row.
 _SKIPS = (0, 0, 1, 3)
 _MAX_DETAIL = 200
@@ -38,20 +37,16 @@ class _PodState:
     Args:
         page: the last page that could be read.
         busy: a scrape is under way.
-        failed: the last scrape failed.
         refusals: how often in a row the pod refused the connection.
         skip: reads to sit out before the next try.
-        was_ready: the pod's readiness when it refused.
-        tried_at: when the last scrape began.
+        was_ready: the pod's readiness at the last read.
     """
 
     page: PodPage | None = None
     busy: bool = False
-    failed: bool = False
     refusals: int = 0
     skip: int = 0
     was_ready: bool = False
-    tried_at: float = 0.0
 
 
 class VllmSource:
@@ -83,18 +78,16 @@ class VllmSource:
         self._cache = SeriesCache(is_wanted)
         self._builder = EngineBuilder(settings.model_name, self.name)
         self._pods: dict[str, _PodState] = {}
-        self._lane = asyncio.Semaphore(_SCRAPES)
-        # Pods that failed last time wait in a lane of their own: hanging ones cannot hold up the others.
-        self._suspect_lane = asyncio.Semaphore(_SUSPECT_SCRAPES)
+        # Bounds the memory of pages under way. Pods that have not answered yet hold no place, so they hold up nobody.
+        self._bodies = asyncio.Semaphore(_BODIES)
 
     async def read(self, target: TargetStatus, at: float) -> Reading:
         """Return the rows of all engines that answered lately. Takes at most `spread_s` and `timeout_s` together."""
         pods = [pod for pod in target.pods if pod.phase is PodPhase.RUNNING and pod.ip]
         self._pods = {pod.uid: self._pods.get(pod.uid, _PodState()) for pod in pods}
-        longest_untried = sorted(pods, key=lambda pod: self._pods[pod.uid].tried_at)
         async with asyncio.TaskGroup() as group:
-            tasks = {pod.uid: group.create_task(self._refresh(pod, at)) for pod in longest_untried}
-        gaps = [gap for pod in pods if (gap := tasks[pod.uid].result()) is not None]
+            tasks = [group.create_task(self._refresh(pod, at)) for pod in pods]
+        gaps = [gap for task in tasks if (gap := task.result()) is not None]
         engines, found = self._builder.build(self._pages(at))
         return Reading(engines=engines, gaps=(*gaps, *found))
 
@@ -120,31 +113,29 @@ class VllmSource:
         state = self._pods[pod.uid]
         if state.busy:
             return _gap(pod, GapReason.TIMEOUT, "the last scrape is still under way")
-        if state.skip > 0 and (state.was_ready or not pod.ready):
+        became_ready = pod.ready and not state.was_ready
+        state.was_ready = pod.ready
+        if state.skip > 0 and not became_ready:
             state.skip -= 1
             return _gap(pod, GapReason.UNREACHABLE, "refused the connection; not tried this time")
         state.busy = True
         try:
             await self._clock.sleep_until(at + self._spread_s * zlib.crc32(pod.uid.encode()) / 2**32)
-            state.page = await self._scrape(pod, state)
+            state.page = await self._scrape(pod)
         except SourceError as error:
-            state.failed = True
             state.refusals = state.refusals + 1 if isinstance(error, _RefusedError) else 0
             state.skip = _SKIPS[min(state.refusals, len(_SKIPS) - 1)]
-            state.was_ready = pod.ready
             return _gap(pod, GapReason(error.reason), error.detail)
         else:
-            state.failed, state.refusals, state.skip = False, 0, 0
+            state.refusals, state.skip = 0, 0
             return None
         finally:
             state.busy = False
 
-    async def _scrape(self, pod: Pod, state: _PodState) -> PodPage:
+    async def _scrape(self, pod: Pod) -> PodPage:
         """Return the pod's page. Raises SourceError."""
-        lane = self._suspect_lane if state.failed else self._lane
         try:
-            async with asyncio.timeout(self._settings.timeout_s), lane:
-                state.tried_at = self._clock.now()
+            async with asyncio.timeout(self._settings.timeout_s):
                 body = await self._get(self._url(pod))
         except TimeoutError as error:
             raise self._error(GapReason.TIMEOUT, f"no page within {self._settings.timeout_s:g}s") from error
@@ -170,12 +161,13 @@ class VllmSource:
                 raise self._error(GapReason.UNAUTHORIZED, f"HTTP {response.status}")
             if response.status != 200:
                 raise self._error(GapReason.HTTP_STATUS, f"HTTP {response.status}")
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > MAX_BODY:
-                    raise self._error(GapReason.BODY_TOO_LARGE, f"more than {MAX_BODY} bytes")
-            return bytes(body)
+            async with self._bodies:
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_BODY:
+                        raise self._error(GapReason.BODY_TOO_LARGE, f"more than {MAX_BODY} bytes")
+                return bytes(body)
 
     def _url(self, pod: Pod) -> str:
         host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip

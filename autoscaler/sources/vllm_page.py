@@ -78,7 +78,7 @@ _SCALARS: dict[str, tuple[_Family, ...]] = {
     "iterations": _suffixed(("iteration_tokens_total", "iteration_tokens"), "_count"),
     "itl_sum": _suffixed(_HISTOGRAM_NAMES["itl"], "_sum"),
 }
-# Absence of these is normal: no sleep mode means awake; several API servers hide the process; config came with 0.3.3.
+# Absent from sound pages too: without sleep mode an engine is awake; behind several API servers no process is shown.
 _QUIET = frozenset({"read_at", "started_at", "asleep", "gpu_memory_utilization"})
 
 
