@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.plain import to_plain
+from autoscaler.core.plain import to_number, to_plain
 from autoscaler.core.policy import Policy, PrometheusServer, ReplicaBounds, Signals, TargetRef
 from autoscaler.core.types import (
     Decision,
@@ -109,7 +109,8 @@ def test_a_policy_is_plain_all_the_way_down() -> None:
 @given(st.floats())
 def test_every_float_is_read_back_bit_for_bit(value: float) -> None:
     plain = json.loads(json.dumps(to_plain(value), allow_nan=False))
-    back = float(plain)
+    back = to_number(plain)
+    assert isinstance(back, float)
     assert math.isnan(back) if math.isnan(value) else np.float64(back).tobytes() == np.float64(value).tobytes()
 
 
@@ -117,3 +118,7 @@ def test_every_float_is_read_back_bit_for_bit(value: float) -> None:
 def test_a_foreign_type_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="has no plain form"):
         to_plain(value)
+
+
+def test_unknown_and_numbers_are_read_back_as_they_are() -> None:
+    assert [to_number(plain) for plain in (None, 3, 0.5)] == [None, 3, 0.5]
