@@ -394,6 +394,39 @@ async def test_c015_memory_that_is_not_supported_is_asked_for_once(proc: Path) -
     assert (library.calls.count("memory"), library.calls.count("memory_v1")) == (1, 1)
 
 
+async def test_version_that_the_driver_does_not_know_is_asked_for_once(proc: Path) -> None:
+    library = FakeLibrary(FakeCard("GPU-1", 11), FakeCard("GPU-2", 21))
+    library.fail["memory"] = Code.FUNCTION_NOT_FOUND
+    source = NvmlSource(NvmlSignals(), HandClock(), cgroup_root=proc, load=lambda: library)
+    for _ in range(2):
+        await source.read(TARGET, 0.0)
+    await source.close()
+    assert (library.calls.count("memory"), library.calls.count("memory_v1")) == (1, 4)
+
+
+async def test_restarted_library_is_asked_anew_for_what_it_did_not_have(proc: Path) -> None:
+    library = FakeLibrary(FakeCard("GPU-1", 11))
+    source = NvmlSource(NvmlSignals(), HandClock(), cgroup_root=proc, load=lambda: library)
+    utilization = []
+    for code in (Code.NOT_SUPPORTED, 0):
+        library.fail["utilization"] = code
+        reading = await source.read(TARGET, 0.0)
+        utilization += [gpu.utilization for gpu in reading.gpus]
+        library.fail["count"] = Code.UNINITIALIZED
+        await source.read(TARGET, 0.0)
+        library.fail.clear()
+    await source.close()
+    assert utilization == [None, 0.5]
+
+
+async def test_processes_that_are_not_told_are_a_gap(proc: Path) -> None:
+    library = FakeLibrary(FakeCard("GPU-1", 11), FakeCard("GPU-2", 21))
+    library.fail["processes", "GPU-1"] = Code.NO_PERMISSION
+    reading = await read(library, proc)
+    assert owners(reading) == [("GPU-2", "", UID_B)]
+    assert reasons(reading.gaps) == {(WHOLE_PAGE, GapReason.TRANSIENT, "")}
+
+
 @pytest.mark.parametrize("code", [Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.UNKNOWN])
 @pytest.mark.parametrize("call", ["card", "memory"])
 async def test_lost_card_leaves_the_others(proc: Path, code: Code, call: str) -> None:
@@ -405,7 +438,10 @@ async def test_lost_card_leaves_the_others(proc: Path, code: Code, call: str) ->
 
 
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.INVALID_ARGUMENT])
-async def test_cards_that_changed_are_enumerated_again(proc: Path, code: Code) -> None:
+@pytest.mark.parametrize(
+    "first", [pytest.param(0, id="first-is-read"), pytest.param(Code.GPU_IS_LOST, id="first-is-lost")]
+)
+async def test_cards_that_changed_are_enumerated_again(proc: Path, code: Code, first: int) -> None:
     class Changing(FakeLibrary):
         """A fake that loses its first card while it is read for the first time."""
 
@@ -415,7 +451,9 @@ async def test_cards_that_changed_are_enumerated_again(proc: Path, code: Code) -
                 raise NvmlError(code, "changed")
             return super().utilization(device)
 
-    reading = await read(Changing(FakeCard("GPU-1", 11), FakeCard("GPU-2", 21)), proc)
+    library = Changing(FakeCard("GPU-1", 11), FakeCard("GPU-2", 21))
+    library.fail["memory", "GPU-1"] = first
+    reading = await read(library, proc)
     assert owners(reading) == [("GPU-2", "", UID_B)]
     assert reading.gaps == ()
 
@@ -505,7 +543,7 @@ async def test_call_that_hangs_loses_its_card_and_blocks_nothing(proc: Path) -> 
     source = NvmlSource(NvmlSignals(timeout_s=0.4), HandClock(), cgroup_root=proc, load=lambda: library)
     library.hang.clear()
     hung = [await source.read(TARGET, 0.0) for _ in range(3)]
-    starts = library.calls.count("start")
+    rounds = library.calls.count("count")
     library.hang.set()
     await nvml_threads_ended()
     reading = await source.read(TARGET, 0.0)
@@ -513,7 +551,7 @@ async def test_call_that_hangs_loses_its_card_and_blocks_nothing(proc: Path) -> 
     for each in hung:
         assert (each.gpus, reasons(each.gaps)) == ((), {(WHOLE_PAGE, GapReason.DEVICE_LOST, "")})
         assert "GPU-1" in each.gaps[0].detail
-    assert starts == 1
+    assert rounds == 1
     assert owners(reading) == [("GPU-1", "", UID_A), ("GPU-2", "", UID_B)]
 
 
