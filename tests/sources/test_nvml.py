@@ -632,20 +632,24 @@ SCENARIOS = {
 }
 
 
-def require(found: bool, what: str) -> None:
-    """Skip without it; in CI fail, so that nothing is left out there by accident."""
-    if not found:
-        message = f"the NVML stub needs {what}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+CC = os.environ.get("CC", "gcc")
+MISSING = [
+    what
+    for what, found in {CC: shutil.which(CC), "nvidia-ml-py": importlib.util.find_spec("pynvml")}.items()
+    if found is None
+]
+# In CI the tests run, and fail, where something is missing: nothing is left out there by accident.
+needs_stub = (
+    pytest.mark.skip(f"the NVML stub needs {' and '.join(MISSING)}")
+    if MISSING and os.environ.get("CI") != "true"
+    else pytest.mark.usefixtures("stub_readings")
+)
 
 
 @pytest.fixture(scope="session")
 def stub_readings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What one process reads from the stub in all scenarios."""
-    require(shutil.which(os.environ.get("CC", "gcc")) is not None, "gcc")
-    require(importlib.util.find_spec("pynvml") is not None, "nvidia-ml-py")
+    assert not MISSING
     folder = tmp_path_factory.mktemp("nvml")
     for pid, uid in {11: UID_A, 12: UID_A, 21: UID_B, 31: OTHER}.items():
         (folder / "proc" / str(pid)).mkdir(parents=True)
@@ -695,6 +699,7 @@ def stub_reasons(tick: dict[str, Any]) -> set[tuple[str, str]]:
 USUAL = {("gpu_utilization", "not_supported"), ("memory_used", "shared_device")}
 
 
+@needs_stub
 def test_stub_cards_instances_and_processes(stub_readings: dict[str, list[dict[str, Any]]]) -> None:
     (tick,) = stub_readings["cards"]
     assert stub_gpus(tick) == WHOLE
@@ -706,23 +711,27 @@ def test_stub_cards_instances_and_processes(stub_readings: dict[str, list[dict[s
     }
 
 
+@needs_stub
 def test_stub_without_a_driver(stub_readings: dict[str, list[dict[str, Any]]]) -> None:
     (tick,) = stub_readings["no-driver"]
     assert (tick["gpus"], stub_reasons(tick)) == ([], {(WHOLE_PAGE, "not_loaded")})
 
 
+@needs_stub
 def test_stub_whose_driver_goes_and_comes(stub_readings: dict[str, list[dict[str, Any]]]) -> None:
     before, gone, after = stub_readings["driver-goes"]
     assert (gone["gpus"], stub_reasons(gone)) == ([], {(WHOLE_PAGE, "not_loaded")})
     assert stub_gpus(before) == stub_gpus(after) == WHOLE
 
 
+@needs_stub
 def test_stub_of_an_old_driver(stub_readings: dict[str, list[dict[str, Any]]]) -> None:
     (tick,) = stub_readings["old-driver"]
     assert stub_gpus(tick)["GPU-1", ""] == (UID_A, 60647.0, 21273.0, 0.4)
     assert stub_reasons(tick) == USUAL
 
 
+@needs_stub
 def test_stub_with_a_lost_card(stub_readings: dict[str, list[dict[str, Any]]]) -> None:
     lost, again = stub_readings["lost"]
     assert stub_gpus(lost).keys() == WHOLE.keys() - {("GPU-1", "")}
@@ -731,26 +740,29 @@ def test_stub_with_a_lost_card(stub_readings: dict[str, list[dict[str, Any]]]) -
     assert stub_gpus(again) == WHOLE
 
 
+@needs_stub
 def test_c015_stub_without_memory(stub_readings: dict[str, list[dict[str, Any]]]) -> None:
     (tick,) = stub_readings["not-supported"]
     assert stub_gpus(tick)["GPU-1", ""] == (UID_A, None, None, 0.4)
     assert stub_reasons(tick) == USUAL | {("memory_used", "not_supported"), ("memory_free", "not_supported")}
 
 
+@needs_stub
 def test_stub_that_refuses_a_value(stub_readings: dict[str, list[dict[str, Any]]]) -> None:
     _, refused = stub_readings["refused"]
     assert stub_gpus(refused)["GPU-1", ""] == (UID_A, 60000.0, 21273.0, 0.4)
     assert ("memory_used", "transient") in stub_reasons(refused)
 
 
+@needs_stub
 def test_stub_with_a_code_that_nobody_knows(stub_readings: dict[str, list[dict[str, Any]]]) -> None:
     (tick,) = stub_readings["odd-code"]
     assert (tick["gpus"], stub_reasons(tick)) == ([], {(WHOLE_PAGE, "transient")})
 
 
+@needs_stub
 def test_loaded_library_translates_errors() -> None:
     """Without a driver on this machine, or a library that is not there, the error is ours."""
-    require(importlib.util.find_spec("pynvml") is not None, "nvidia-ml-py")
     library = load_library()
     with pytest.raises(NvmlError) as failure:
         library.count()
