@@ -136,7 +136,7 @@ class Query:
     """One whole-target signal by PromQL.
 
     Args:
-        signal: name from the table of target signals, e.g. `upstream_queue`, `ttft`, `gpu_utilization`.
+        signal: what the query gives, e.g. `upstream_queue`, `ttft`, `gpu_utilization`.
         query: must give one sample, in the signal's base unit.
         server: name of a server under `signals.prometheus`, or its URL.
         stale_after_s: how old the underlying sample may be.

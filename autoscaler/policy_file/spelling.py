@@ -22,9 +22,8 @@ KIND: Final = "ScalingPolicy"
 _QUANTITY_TEXT = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+|[KMGTPE]i|[numkMGTPE])?$"
 _AMOUNT = r"[0-9]+(\.[0-9]+)?"
 _DURATION_TEXT = f"^({_AMOUNT}|(?=[0-9]){''.join(f'({_AMOUNT}{unit})?' for unit in scalars.DURATION_UNITS)})$"
-_BOOL_TEXT = "|".join(
-    spelled for word in scalars.TRUE + scalars.FALSE for spelled in (word, word.title(), word.upper())
-)
+_WORDS = scalars.TRUE + scalars.FALSE
+_BOOL_TEXT = "|".join(dict.fromkeys(cased for word in _WORDS for cased in (word, word.title(), word.upper())))
 
 
 def _leaf(kind: type, read: Callable[[object], object], schema: dict[str, Any]) -> object:

@@ -118,12 +118,13 @@ def _mapping(tree: Tree, node: yaml.MappingNode, loc: Loc) -> dict[str, Any]:
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
             tree.problems.append((loc, "keys must be text"))
-        elif key.value in own:
-            line = key.start_mark.line + 1
-            tree.problems.append(((*loc, key.value), f"is given twice, again in line {line}: keep one of them"))
+            continue
+        name, line = _joined(tree, key.value, loc), key.start_mark.line + 1
+        if name in own:
+            tree.problems.append(((*loc, name), f"is given twice, again in line {line}: keep one of them"))
         elif key.tag != f"{_TAG}merge":
-            tree.lines[*loc, key.value] = key.start_mark.line + 1
-            own[key.value] = _build(tree, value, (*loc, key.value))
+            tree.lines[*loc, name] = line
+            own[name] = _build(tree, value, (*loc, name))
     return merged | own
 
 
@@ -138,8 +139,17 @@ def _merged(tree: Tree, node: yaml.Node, loc: Loc) -> dict[str, Any]:
     return merged
 
 
+def _joined(tree: Tree, text: str, loc: Loc) -> str:
+    r"""Return the text with its surrogate pairs joined: JSON escapes some characters as `\ud83d\ude00`."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        tree.problems.append((loc, "holds half of an escaped character"))
+        return text.encode("utf-8", "replace").decode()
+
+
 def _scalar(tree: Tree, node: yaml.Node, loc: Loc) -> Any:
-    text = str(node.value)
+    text = _joined(tree, node.value, loc)
     readers: dict[str, Callable[[str], object]] = {
         "null": lambda _: None,
         "bool": parse_bool,
