@@ -59,10 +59,14 @@ async def control(
     clock: Clock,
     reread: Reread,
 ) -> AsyncGenerator[State]:
-    """Decide and act on each snapshot; yield the state after each tick."""
+    """Decide and act on each snapshot; yield the state after each tick. A tick that dies of a bug leaves no trace."""
     async for snapshot in snapshots:
-        tick = await step(policy, state, snapshot, actuator, watcher, reread)
-        state = advance(policy, tick.state, tick.decision, tick.outcome)
+        try:
+            tick = await step(policy, state, snapshot, actuator, watcher, reread)
+            state = advance(policy, tick.state, tick.decision, tick.outcome)
+        except Exception as error:  # noqa: BLE001 - one bad tick must not stop the next
+            watcher.error(policy.name, "bug", error)
+            continue
         duration_s = max(0.0, clock.now() - snapshot.at)
         watcher.tick(policy.name, tick.snapshot, tick.decision, tick.outcome, duration_s)
         watcher.learned(policy.name, state)

@@ -310,6 +310,10 @@ class Telemetry:
             self._logger.warning("policies_reloaded", result=result, problems=texts)
         self._last_problems = texts
 
+    def recording_failed(self, problem: str) -> None:
+        """Log that the recording stopped; the loop goes on."""
+        self._logger.error("recording_stopped", problem=problem)
+
     def learned(
         self, policy: str, c0: float, cp: float, cb: float, ck: float, rows: float, horizon_s: float | None
     ) -> None:

@@ -1,0 +1,118 @@
+"""`autoscaler run`: the daemon."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import click
+import structlog
+from prometheus_client import CollectorRegistry
+
+from autoscaler import __version__
+from autoscaler.cli.wiring import Watchers, fingerprint, live_parts
+from autoscaler.clock import SystemClock
+from autoscaler.core.policy import Policy
+from autoscaler.loop import Parts, Supervisor
+from autoscaler.policy_file import Loaded, load_policies
+from autoscaler.sources.kubernetes_api import KubernetesApi
+from autoscaler.telemetry import Telemetry, configure_logging
+from autoscaler.trace import Recorder
+from autoscaler.web.server import Health, serve
+
+DEFAULT_LISTEN = "127.0.0.1:9090"
+
+
+@click.command("run")
+@click.argument("policies", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--dry-run", is_flag=True, envvar="DRY_RUN", help="Decide and explain, write nothing. Also DRY_RUN=true.")
+@click.option("--record", type=click.Path(dir_okay=False, path_type=Path), help="Record every tick into this file.")
+@click.option("--once", is_flag=True, help="One tick of each policy, then exit; 1 when a target cannot be read.")
+@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where /metrics, /healthz and /readyz are.")
+@click.option("--kubeconfig", default="", help="Instead of KUBECONFIG, the pod's service account or ~/.kube/config.")
+@click.option("--context", default="", help="Context of the kubeconfig.")
+@click.option("--log-level", default="info", show_default=True, envvar="LOG_LEVEL")
+@click.option("--log-format", type=click.Choice(["auto", "json", "console"]), default="auto", show_default=True)
+def command(
+    policies: tuple[Path, ...],
+    dry_run: bool,
+    record: Path | None,
+    once: bool,
+    listen: str,
+    kubeconfig: str,
+    context: str,
+    log_level: str,
+    log_format: str,
+) -> int:
+    """Run the daemon on POLICIES: files, or directories of them. Changed files are taken up while it runs."""
+    loaded = load_policies(policies)
+    configure_logging(log_level, json=None if log_format == "auto" else log_format == "json")
+    for problem in loaded.warnings:
+        structlog.get_logger().warning("policy_warning", problem=str(problem))
+    return asyncio.run(
+        _run(
+            loaded,
+            policies,
+            dry_run=dry_run,
+            record=record,
+            once=once,
+            listen=listen,
+            kubeconfig=kubeconfig,
+            context=context,
+        )
+    )
+
+
+async def _run(
+    loaded: Loaded,
+    paths: tuple[Path, ...],
+    *,
+    dry_run: bool,
+    record: Path | None,
+    once: bool,
+    listen: str,
+    kubeconfig: str,
+    context: str,
+) -> int:
+    """Run until a signal, or for one tick. Returns the exit code."""
+    clock = SystemClock()
+    registry = CollectorRegistry()
+    health = Health(clock)
+    log = structlog.get_logger()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        api = await KubernetesApi.connect(clock, kubeconfig=kubeconfig, context=context, environ=os.environ)
+        stack.push_async_callback(api.close)
+        recorder = None
+        if record is not None:
+            recorder = Recorder(record, f"autoscaler {__version__}")
+            stack.callback(recorder.close)
+        watchers = Watchers(Telemetry(registry, log), health, recorder, dry_run=dry_run)
+
+        def build(policy: Policy) -> Parts:
+            return live_parts(policy, api, clock, dry_run=dry_run)
+
+        supervisor = Supervisor(
+            loaded.policies,
+            build,
+            clock,
+            watchers,
+            read=lambda: load_policies(paths).policies,
+            fingerprint=lambda: fingerprint(paths),
+            once=once,
+        )
+        if not once:
+            url = await stack.enter_async_context(serve(listen, registry, health))
+            log.info("started", version=__version__, policies=sorted(loaded.policies), listen=url, dry_run=dry_run)
+        await supervisor.run(stop)
+        if not once:
+            log.info("stopped")
+            return 0
+        missed = {name: watchers.failures.get(name, "no tick") for name in loaded.policies}
+        for name in sorted(missed.keys() - supervisor.ticked):
+            click.echo(f"{click.style('error', fg='red')}: policy {name}: {missed[name]}", err=True)
+        return 0 if supervisor.ticked >= missed.keys() else 1

@@ -1,0 +1,168 @@
+"""What the parts are made of in each mode, and who is told of a tick."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from autoscaler.actuators import ACTUATORS
+from autoscaler.core.forecast import learned_horizon
+from autoscaler.core.policy import Policy, PrometheusServer
+from autoscaler.core.state import State
+from autoscaler.core.types import Decision, Outcome, Snapshot
+from autoscaler.errors import Problem
+from autoscaler.loop import Parts
+from autoscaler.policy_file import policy_to_plain
+from autoscaler.ports import Clock, Report, Source
+from autoscaler.sources.deployment import DeploymentTarget
+from autoscaler.sources.kubernetes_api import KubernetesApi
+from autoscaler.telemetry import Telemetry
+from autoscaler.trace import Recorder
+from autoscaler.web.server import Health
+
+SCRAPE_EVERY_S = 0.005
+"""Scrapes of one target start this far apart: 200 pods in one second."""
+MAX_SPREAD_SHARE = 0.5
+
+
+def live_parts(policy: Policy, api: KubernetesApi, clock: Clock, *, dry_run: bool) -> Parts:
+    """Return the parts of a policy on a cluster."""
+    mode = "dry-run" if dry_run or policy.dry_run else "live"
+    return Parts(
+        target=DeploymentTarget(api, policy.target),
+        sources=live_sources(policy, clock),
+        actuator=ACTUATORS[mode](api, policy.target),
+    )
+
+
+def live_sources(policy: Policy, clock: Clock) -> tuple[Source, ...]:
+    """Return the sources that the policy asks for. A source's module is imported only when it is used."""
+    signals = policy.signals
+    sources: list[Source] = []
+    if signals.vllm is not None and signals.vllm.prometheus is not None:
+        from autoscaler.sources.prometheus import PrometheusVllmSource
+
+        server = _server(policy, signals.vllm.prometheus)
+        sources.append(PrometheusVllmSource(signals.vllm, server, clock))
+    elif signals.vllm is not None:
+        from autoscaler.sources.vllm import VllmSource
+
+        pods = policy.replicas.max * policy.target.pods_per_replica
+        spread_s = min(MAX_SPREAD_SHARE * policy.interval_s, SCRAPE_EVERY_S * pods)
+        sources.append(VllmSource(signals.vllm, clock, spread_s=spread_s))
+    if signals.dcgm is not None and signals.dcgm.prometheus is not None:
+        from autoscaler.sources.prometheus import PrometheusDcgmSource
+
+        sources.append(PrometheusDcgmSource(signals.dcgm, _server(policy, signals.dcgm.prometheus), clock))
+    elif signals.dcgm is not None:
+        from autoscaler.sources.dcgm import DcgmSource
+
+        sources.append(DcgmSource(signals.dcgm, clock))
+    if signals.nvml is not None:
+        from autoscaler.sources.nvml import NvmlSource
+
+        sources.append(NvmlSource(signals.nvml, clock))
+    if signals.queries:
+        from autoscaler.sources.prometheus import PromQuerySource
+
+        servers = {query.server: _server(policy, query.server) for query in signals.queries}
+        sources.append(PromQuerySource(signals.queries, servers, clock))
+    return tuple(sources)
+
+
+def _server(policy: Policy, name: str) -> PrometheusServer:
+    server = policy.signals.server(name)
+    if server is None:  # `complaints` refuses such a policy
+        raise AssertionError(f"policy {policy.name} names the unknown server {name}")
+    return server
+
+
+class Watchers:
+    """Tells everybody who wants to know: logs and metrics, health, the recording, and whoever looks on.
+
+    Args:
+        dry_run: the whole process is in dry-run, whatever a policy says.
+        reports: told of each tick after the others.
+    """
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        health: Health,
+        recorder: Recorder | None = None,
+        *,
+        dry_run: bool = False,
+        reports: Sequence[Report] = (),
+    ) -> None:
+        self._telemetry = telemetry
+        self._health = health
+        self._recorder = recorder
+        self._dry_run = dry_run
+        self._reports = tuple(reports)
+        self._policies: dict[str, Policy] = {}
+        self._said_failure = False
+        self.failures: dict[str, str] = {}
+
+    def started(self, policy: Policy) -> None:
+        """Take note of a policy that begins, or goes on changed."""
+        self._policies[policy.name] = policy
+        self._telemetry.loaded(policy, dry_run=self._dry_run)
+        self._health.watch(policy.name, policy.interval_s)
+        if self._recorder is not None:
+            self._recorder.policy(policy.name, policy_to_plain(policy))
+
+    def tick(self, policy: str, snapshot: Snapshot, decision: Decision, outcome: Outcome, duration_s: float) -> None:
+        """Pass a completed tick on."""
+        self.failures.pop(policy, None)
+        self._telemetry.tick(policy, snapshot, decision, outcome, duration_s)
+        if self._recorder is not None:
+            self._recorder.tick(policy, snapshot, decision, outcome, duration_s)
+            if self._recorder.failure is not None and not self._said_failure:
+                self._said_failure = True
+                self._telemetry.recording_failed(self._recorder.failure)
+        self._health.completed(policy)
+        for report in self._reports:
+            report.tick(policy, snapshot, decision, outcome, duration_s)
+
+    def error(self, policy: str, kind: str, error: BaseException) -> None:
+        """Pass an error on. A target that cannot be read is no reason to kill the process; a bug is."""
+        self.failures[policy] = str(error)
+        self._telemetry.error(policy, kind, error)
+        if kind == "target":
+            self._health.completed(policy)
+
+    def overrun(self, policy: str) -> None:
+        """Pass an overrun on."""
+        self._telemetry.overrun(policy)
+
+    def learned(self, policy: str, state: State) -> None:
+        """Show what has been learned."""
+        if state.model is None:
+            return
+        line, settings = state.model.line, self._policies[policy]
+        horizon_s = learned_horizon(settings.prediction, state.starts, settings.interval_s) if state.starts else None
+        self._telemetry.learned(policy, line.c0, line.cp, line.cb, line.ck, state.model.rows, horizon_s)
+
+    def reloaded(self, policies: Mapping[str, Policy], problems: Sequence[Problem]) -> None:
+        """Forget what is gone, and say how the reload went."""
+        for name in self._policies.keys() - policies.keys():
+            del self._policies[name]
+            self._telemetry.forget(name)
+            self._health.forget(name)
+        self._telemetry.reload("rejected" if problems else "applied", problems)
+
+
+def fingerprint(paths: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Return a value that changes when any policy file does: each file's name, size and modification time.
+
+    Follows links, so that a ConfigMap's swap of its `..data` link shows.
+    """
+    found = []
+    for path in paths:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if file.name.startswith("."):
+                continue
+            try:
+                status = file.stat()
+            except OSError:
+                continue
+            found.append((str(file), status.st_size, status.st_mtime_ns))
+    return tuple(found)
