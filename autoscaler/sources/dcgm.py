@@ -502,6 +502,11 @@ class DcgmSource:
         await asyncio.gather(*(self._poll(url, page, at) for url, page in self._pages.items() if page.asked_at <= due))
         return self._reading(target, at)
 
+    def report(self, target: TargetStatus) -> AttributionReport:
+        """Return how the pages that were read last label workloads: for a check at start, after one `read`."""
+        series = [one for page in self._pages.values() for one in page.series]
+        return attribution_report(series, target.pods, target.namespace)
+
     async def close(self) -> None:
         """Close the session, unless it was passed in."""
         if self._owned is not None:

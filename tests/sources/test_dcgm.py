@@ -647,6 +647,7 @@ async def test_page_is_read_once_an_interval_and_its_reading_stands_between() ->
     assert fake.served == 2
     assert all(reading is readings[0] for reading in readings[:3])
     assert [gpu.pod_uid for gpu in readings[0].gpus] == ["uid-chat-a-1"]
+    assert str(source.report(TARGET)).startswith("pod labels: pod; 3 of 3 GPU series attributed")
 
 
 async def test_pods_that_changed_are_attributed_anew_from_the_same_page() -> None:
