@@ -456,7 +456,7 @@ BAD = [
         id="name",
     ),
     pytest.param("dryRun: 1\ndryRun: 0", "spec.dryRun", "is given twice, again in line 8", id="twice"),
-    pytest.param("cooldown: !seconds 5", "spec.cooldown", "unknown YAML tag, !seconds", id="tag"),
+    pytest.param("cooldown: !seconds 5", "spec.cooldown", "unknown YAML tag, '!seconds'", id="tag"),
     pytest.param('cooldown: "\\ud800"', "spec.cooldown", "half of an escaped character", id="surrogate"),
     pytest.param("cooldown: !!int five", "spec.cooldown", "its YAML tag int", id="wrong tag"),
 ]
@@ -596,6 +596,8 @@ def test_odd_text_is_shown_safely() -> None:
     shown = str(PolicyError(problems(document('"a\\u0007\\ud800": 1\nsizing: "\\u001b[31m\\ud83d\\ude00"'))))
     assert shown.replace("\n", "").isprintable()
     assert r"\u001b[31m\ud83d\ude00" in shown
+    servers = 'signals: {dcgm: {prometheus: a}, prometheus: {"\\ufdc8": {url: "http://b"}, b: {url: "http://b"}}}'
+    assert "\n".join(str(problem) for problem in problems(document(servers))).replace("\n", "").isprintable()
 
 
 # --- good input -----------------------------------------------------------------------------------------------------

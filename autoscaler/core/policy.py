@@ -834,7 +834,7 @@ def _reference_complaints(path: str, server: str, signals: Signals) -> Iterator[
     if server.startswith(_URL):
         yield from _url_complaints(path, server)
     elif server not in signals.prometheus:
-        known = ", ".join(sorted(signals.prometheus)) or "none is defined"
+        known = ", ".join(sorted(filter(_SERVER_NAME.fullmatch, signals.prometheus))) or "none is defined"
         yield path, server, f"no such server under signals.prometheus ({known}), and not a URL"
 
 

@@ -322,4 +322,4 @@ def _doubles(found: Iterable[_Found]) -> Iterator[Problem]:
             other = first.setdefault((loc, value), one)
             if other is not one:
                 message = f"is taken by {other.file}:{other.tree.line(loc)}: one policy for each name and Deployment"
-                yield Problem(one.file, dotted(loc), value, message, one.tree.line(loc))
+                yield Problem(one.file, dotted(loc), shown(value), message, one.tree.line(loc))

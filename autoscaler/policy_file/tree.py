@@ -159,7 +159,7 @@ def _scalar(tree: Tree, node: yaml.Node, loc: Loc) -> Any:
     }
     read = readers.get(node.tag.removeprefix(_TAG))
     if read is None:
-        tree.problems.append((loc, f"has an unknown YAML tag, {node.tag[:40]}"))
+        tree.problems.append((loc, f"has an unknown YAML tag, {node.tag[:40]!a}"))
         return text
     try:
         return read(text)
