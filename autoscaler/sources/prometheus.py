@@ -414,9 +414,9 @@ class PrometheusDcgmSource:
         """Return what the server knows of the devices."""
         answers = await _all(self._client.query(expr, at) for expr in device_queries(namespace, sorted(pods)))
         series = tuple(
-            Series(row.labels.get("__name__", ""), row.labels, row.value)
+            Series(name, row.labels, row.value)
             for row in answers[0].rows
-            if row.value is not None
+            if row.value is not None and (name := row.labels.get("__name__", "")) in FAMILY
         )
         scraped_at: dict[str, float] = {}
         for row in answers[1].rows:
@@ -433,9 +433,9 @@ class PrometheusDcgmSource:
     async def _explain_empty(self, at: float) -> tuple[GapReason, str]:
         """Return why no series names a pod of the target."""
         answer = await self._client.query(f"count({{__name__=~{string_literal(_DCGM_NAMES)}}})", at)
-        if not answer.rows:
-            return GapReason.EMPTY, f"no series of {', '.join(name for name in FAMILY)}"
-        return GapReason.FILTER_MATCHED_NOTHING, f"{answer.rows[0].value:g} DCGM series, none names a pod of the target"
+        if answer.rows:
+            return GapReason.FILTER_MATCHED_NOTHING, "there are DCGM series, but none names a pod of the target"
+        return GapReason.EMPTY, f"no series of {', '.join(FAMILY)}"
 
     def _fresh(self, devices: _Devices, at: float) -> tuple[list[Series], list[Gap]]:
         """Return the series that are young enough, and a gap for the devices whose are not."""
