@@ -96,8 +96,10 @@ def _growth(tick: Tick) -> list[tuple[int, Reason]]:
         return [*wishes, (_sized_by_score(tick), pressed)] if pressed is not None else wishes
     if tick.forecast.up is not None:
         wishes.append((tick.forecast.up, Reason.UP_DEMAND))
-    if pressed is not None and tick.facts.loading == 0:
-        # The line may be wrong: the score orders one replica even when demand sees no need.
+    # The line may be wrong: the score orders one replica even when demand sees no need. A single critical part does so
+    # only where demand is unknown: p99 latency beside its SLO, or a cache filled as planned, is critical all day long.
+    blind = tick.forecast.up is None
+    if (pressed is Reason.UP_SCORE or (pressed is not None and blind)) and tick.facts.loading == 0:
         wishes.append((tick.current + 1, pressed))
     if tick.policy.emergency.enabled:
         wishes.extend(_urgent(tick))
