@@ -17,6 +17,7 @@ import pytest
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 20.0
 POLL_S = 0.05
+MISSING = "prometheus is not installed; tests/install-prometheus does it where it may"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +83,10 @@ def targets_file(home: Path, honor_labels: bool) -> Path:
     return home / f"targets-{'honored' if honor_labels else 'plain'}.json"
 
 
-def require_prometheus() -> str:
-    """Return the server's path; without it skip the test, or fail it where CI=true."""
-    found = shutil.which("prometheus")
-    if found is None:
-        refuse = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        refuse("prometheus is not installed: tests/install-prometheus does it where it may")
-    return found
+def skip_without_prometheus() -> None:
+    """Skip the calling module, in one line, where the program is missing. With CI=true its tests fail instead."""
+    if shutil.which("prometheus") is None and os.environ.get("CI") != "true":
+        pytest.skip(MISSING, allow_module_level=True)
 
 
 @asynccontextmanager
@@ -100,7 +98,9 @@ async def running_prometheus(
     Args:
         interval: how often it scrapes; also its limit for one scrape.
     """
-    program = require_prometheus()
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.fail(MISSING)
     with tempfile.TemporaryDirectory(prefix="prometheus-") as name:
         home = Path(name)
         config = {

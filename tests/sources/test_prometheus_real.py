@@ -23,8 +23,9 @@ from autoscaler.sources.dcgm import FAMILY, build_gpus
 from autoscaler.sources.exposition import SeriesCache, parse_page
 from autoscaler.sources.prometheus import PrometheusDcgmSource, PrometheusVllmSource, PromQuerySource
 from autoscaler.sources.vllm import VllmSource
-from tests.prometheus_server import RunningPrometheus, ScrapeTarget, running_prometheus
+from tests.prometheus_server import RunningPrometheus, ScrapeTarget, running_prometheus, skip_without_prometheus
 
+skip_without_prometheus()
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DATA = Path(__file__).parent.parent / "data"

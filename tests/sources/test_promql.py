@@ -65,6 +65,7 @@ def test_c052_pattern_literal(names: list[str], literal: str) -> None:
         pytest.param('up{pod!~"$deployment-.*"}', r'up{pod!~"chat\\.a-.*"}', id="c052-negated-pattern"),
         pytest.param("up{pod=~ `$deployment-\\d`}", r'up{pod=~ "chat\\.a-\\d"}', id="raw-string"),
         pytest.param('up{pod=~"$pods"}', r'up{pod=~"chat\\.a-1|chat\\.a-2"}', id="live-pods-ready-or-not"),
+        pytest.param('f(up, "$pods")', r'f(up, "chat\\.a-1|chat\\.a-2")', id="pods-are-always-a-pattern"),
         pytest.param("up{pod=~$pods}", r'up{pod=~"chat\\.a-1|chat\\.a-2"}', id="live-pods-without-quotes"),
         pytest.param('label_replace(up, "a", "$1", "b", "(.*)")', 'label_replace(up, "a", "$1", "b", "(.*)")', id="$1"),
         pytest.param('up{a="\\"$namespace"}', 'up{a="\\"serving"}', id="an-escaped-quote-does-not-end-the-string"),
