@@ -7,7 +7,7 @@ import numpy as np
 
 from autoscaler.core.policy import Policy, StepTime
 from autoscaler.core.types import Demand, Floats, GapReason
-from autoscaler.core.window import SUMS, FleetRow, row_at
+from autoscaler.core.window import SUMS, FleetRow, row_at, spanned_seconds
 
 MIN_FIRST_TOKENS = 20.0
 MIN_BINS = 3
@@ -62,11 +62,11 @@ def measure_demand(
         return empty
     sums = np.array([row.sums for row in picked])
     delta = np.diff(sums, axis=0)
-    seconds = np.diff(np.array([row.at for row in picked]))
-    delta[:, SUMS["waiting"]] = np.diff(sums[:, SUMS["waiting"]])
     prompt = _prompt_per_request(sums)
+    seconds = spanned_seconds(delta, np.diff(np.array([row.at for row in picked])))
     terms = _terms(policy, line, capacity, delta, seconds, prompt or 0.0)
-    covered = delta[:, SUMS["covered"]] >= policy.demand.min_coverage * delta[:, SUMS["expected"]]
+    expected = delta[:, SUMS["expected"]]
+    covered = (expected > 0.0) & (delta[:, SUMS["covered"]] >= policy.demand.min_coverage * expected)
     terms[:, ~covered] = np.nan
     if int(covered.sum()) < MIN_BINS or not covered[-1]:
         return DemandWindow(terms=terms, latest=nothing, prompt_per_request=prompt)

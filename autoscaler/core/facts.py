@@ -174,11 +174,12 @@ def gather(policy: Policy, snapshot: Snapshot, joined: Join, memory: EngineMemor
     engines, at = snapshot.engines, snapshot.at
     per = policy.target.pods_per_replica
     rows = _rows(policy, engines, joined, at)
-    asleep_pods = joined.count_pods(rows.asleep)
     column = engines.values[rows.load]
     known = joined.count_pods(rows.load)
-    serving_pods = joined.ready - asleep_pods if joined.ready else joined.unready_pods
-    ready = (joined.ready - asleep_pods) / per
+    # A pod with one engine awake of several is awake.
+    asleep_pods = joined.count_pods(rows.load | rows.asleep) - known
+    serving_pods = (joined.ready or joined.unready_pods) - asleep_pods
+    ready = serving_pods / per if joined.ready else 0.0
     waiting = _total(column[:, COLUMN["num_requests_waiting"]])
     running = _total(column[:, COLUMN["num_requests_running"]])
     cold = rows.load & (at - joined.ready_at < policy.score.warm_up_s)

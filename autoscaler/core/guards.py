@@ -13,6 +13,7 @@ MEMORY_BRAKE = 0.5
 CHANGE_HOLD_S = 120.0
 """For so long after a regime change the upward window is skipped: its older entries are of the old regime."""
 DOUBLED_POLLS = 3
+URGENT = frozenset({Reason.UP_EMERGENCY, Reason.UP_SATURATION})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,14 @@ def propose(tick: Tick) -> Proposal:
         return Proposal(current=current, replicas=current, reason=standing, final=True, wished=current)
     if tick.score.value is None:
         return Proposal(current=current, replicas=current, reason=_ignorance(tick), wished=current)
-    growth = max(_growth(tick), key=lambda wish: wish[0])
-    if growth[0] > current:
-        urgent = growth[1] in (Reason.UP_EMERGENCY, Reason.UP_SATURATION)
-        return Proposal(current=current, replicas=growth[0], reason=growth[1], urgent=urgent, wished=growth[0])
+    wishes = _growth(tick)
+    growth, reason = max(wishes, key=lambda wish: wish[0])
+    if growth > current:
+        # Growth that may pass the cooldown passes it even where demand, which may not, asks for more.
+        urgent = [wish for wish in wishes if wish[1] in URGENT and wish[0] > current]
+        if urgent:
+            reason = max(urgent, key=lambda wish: wish[0])[1]
+        return Proposal(current=current, replicas=growth, reason=reason, urgent=bool(urgent), wished=growth)
     keep, reason = _keep(tick)
     if keep < current:
         return Proposal(current=current, replicas=keep, reason=reason, wished=keep)

@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from autoscaler.core.facts import Facts
 from autoscaler.core.histogram import quantile, share_within, slowest
 from autoscaler.core.policy import MemorySource, Policy, Slo, WithinSlo
 from autoscaler.core.types import Attribution, GapReason, Gpu, Part, Sample, Score, Snapshot
-from autoscaler.core.window import SUMS, FleetHistogram, FleetRow, histogram_between, row_at
+from autoscaler.core.window import SUMS, FleetHistogram, FleetRow, histogram_between, row_at, spanned_seconds
 
 MIB = 1024.0 * 1024.0
 MIN_FINISHED = 20.0
@@ -282,8 +284,9 @@ def _queue_wait(
     old = evidence.window(window)
     if old is None:
         return None
-    first_tokens = float(evidence.rows[-1].sums[SUMS["first_tokens"]] - old.sums[SUMS["first_tokens"]])
-    seconds = evidence.rows[-1].at - old.at
+    delta = evidence.rows[-1].sums - old.sums
+    first_tokens = float(delta[SUMS["first_tokens"]])
+    seconds = float(spanned_seconds(delta, np.asarray(evidence.rows[-1].at - old.at)))
     if first_tokens > 0.0:
         little = waiting * seconds / first_tokens
     elif evidence.first_token_age_s is not None:

@@ -5,17 +5,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, gather, join
+from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, gather, is_serving, join
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
 from autoscaler.core.policy import Policy
 from autoscaler.core.score import DeviceKey, Evidence
-from autoscaler.core.signals import COLUMN
+from autoscaler.core.signals import COLUMN, FIRST_COUNTER
 from autoscaler.core.types import (
     Decision,
     Engines,
     Floats,
-    Gpu,
+    Forecast,
     Outcome,
     Pod,
     Reason,
@@ -29,6 +29,11 @@ STARTS_KEPT = 30
 MINUTES_KEPT = 60
 FORECAST_EVERY_S = 60.0
 MIN_REALISED = 0.3
+LONGEST_HOLE_S = 60.0
+"""A stabilization window with a longer hole in it is not full: it starts afresh."""
+LOAD = [COLUMN[name] for name in ("num_requests_running", "kv_cache_usage", "kv_capacity_tokens")]
+WORK = [COLUMN[name] - FIRST_COUNTER for name in ("prompt_tokens", "generation_tokens")]
+REQUESTS = [COLUMN[name] - FIRST_COUNTER for name in ("generation_tokens", "requests_finished")]
 FRESH_REASONS = frozenset({Reason.SCALED_TO_ZERO, Reason.OTHER_OWNER})
 """After these, windows and cooldowns start afresh."""
 
@@ -53,7 +58,7 @@ class State:
         scores: (at, score) for the score forecaster.
         recommendations: (at, replicas to grow to, replicas to keep), for the stabilization windows.
         changes: (at, change) of our own actions.
-        forecasts: (due at, demand expected then).
+        forecasts: (due at, demand expected then), one a minute; `forecast_at` is when the last was made.
         errors: relative errors of forecasts that fell due: realised / expected - 1.
         saturated_s: for how long in all the backlog was critical and growing.
         minutes: (at, first tokens since the daemon's start) once a minute.
@@ -79,6 +84,7 @@ class State:
     regimes: tuple[Regime, ...] = (Regime(), Regime(), Regime())
     changed_at: float | None = None
     forecasts: tuple[Point, ...] = ()
+    forecast_at: float | None = None
     errors: tuple[float, ...] = ()
     saturated_s: float = 0.0
     minutes: tuple[Point, ...] = ()
@@ -104,7 +110,7 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         joined = join(target.pods, engines.keys, policy.pending)
     window_s = policy.score.window_s
     memory, current, increase = remember_engines(state.memory, engines, at, window_s, target.pods)
-    row, known = _fleet_row(state, policy, joined, engines, increase, at)
+    row, known = _fleet_row(state, policy, joined, engines, increase, waiting_of(memory, joined), at)
     rows, times = _trimmed(policy, (*state.rows, row), (*state.times, at))
     flat = known and _is_flat(policy, rows, times)
     facts = gather(policy, snapshot, joined, current, flat)
@@ -127,17 +133,26 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         pods=pods,
         starts=starts,
         last_restart_at=at if restarted else state.last_restart_at,
-        plateaus=_plateaus(state.plateaus, snapshot.gpus) if snapshot.gpus else state.plateaus,
+        plateaus=_plateaus(state.plateaus, snapshot, joined) if snapshot.gpus else state.plateaus,
         first_token_at=at if moved else state.first_token_at,
         minutes=_minutes(state.minutes, at, float(first_tokens)),
-        doubled_polls=_doubled_polls(policy, state, snapshot),
+        recommendations=state.recommendations if _goes_on(policy, state.times, at) else (),
+        doubled_polls=_doubled_polls(policy, state.doubled_polls, snapshot, joined),
     )
 
 
+def _goes_on(policy: Policy, times: tuple[float, ...], at: float) -> bool:
+    """Tell whether this tick follows the last one closely enough for a window that spans both to be full."""
+    return bool(times) and at - times[-1] <= max(LONGEST_HOLE_S, 4.0 * policy.interval_s)
+
+
 def _fleet_row(
-    state: State, policy: Policy, joined: Join, engines: Engines, increase: Increase, at: float
+    state: State, policy: Policy, joined: Join, engines: Engines, increase: Increase, waiting: float, at: float
 ) -> tuple[FleetRow, bool]:
-    """Return the fleet's next row, and whether every serving engine's request counters are known."""
+    """Return the fleet's next row, and whether every serving engine's request counters are known.
+
+    An engine covers a tick when all that demand is made of is known of it: the work is never taken for none.
+    """
     counters, values = increase.counters, engines.values
     added = np.zeros(len(SUMS))
     missing = np.isnan(counters)
@@ -148,16 +163,28 @@ def _fleet_row(
         added[SUMS[place]] = float(histogram.counts[-1]) if histogram is not None else 0.0
     stale_after = policy.signals.vllm.stale_after_s if policy.signals.vllm is not None else 15.0
     fresh = joined.serving & (at - values[:, COLUMN["read_at"]] <= stale_after)
-    added[SUMS["running"]] = _sum(values[fresh, COLUMN["num_requests_running"]])
-    resident = values[fresh, COLUMN["kv_cache_usage"]] * values[fresh, COLUMN["kv_capacity_tokens"]]
-    added[SUMS["kv_tokens"]] = _sum(resident)
+    load = values[:, LOAD]
+    complete = fresh & ~np.isnan(load).any(axis=1) & ~missing[:, WORK].any(axis=1)
+    added[SUMS["running"]] = load[complete, 0].sum()
+    added[SUMS["kv_tokens"]] = (load[complete, 1] * load[complete, 2]).sum()
     added[SUMS["ticks"]] = 1.0
-    added[SUMS["covered"]] = joined.count_pods(fresh)
+    added[SUMS["covered"]] = joined.count_pods(complete)
     added[SUMS["expected"]] = joined.ready
-    added[SUMS["waiting"]] = _sum(values[fresh, COLUMN["num_requests_waiting"]])
-    finished = [index for index, name in enumerate(SUMS) if name in ("requests_finished", "generation_tokens")]
-    known = bool(fresh.any()) and not missing[np.ix_(fresh, np.array(finished))].any()
+    added[SUMS["spanned"]] = increase.elapsed[complete].sum() / joined.engines_per_pod
+    added[SUMS["waiting"]] = waiting
+    known = bool(fresh.any()) and not missing[fresh][:, REQUESTS].any()
     return next_row(state.rows[-1] if state.rows else None, at, added, increase), known
+
+
+def waiting_of(memory: EngineMemory, joined: Join) -> float:
+    """Return the waiting requests of the serving pods, an engine without a reading at its last known: the queue of a
+    fleet that was not read neither vanishes nor grows back.
+    """
+    waiting = memory.values[:, COLUMN["num_requests_waiting"]]
+    if memory.keys is joined.keys or memory.keys == joined.keys:
+        return _sum(waiting[joined.serving])
+    serving = {pod.uid for pod in joined.pods if is_serving(pod)}
+    return _sum(waiting[[key.pod_uid in serving for key in memory.keys]])
 
 
 def _sum(values: Floats) -> float:
@@ -199,13 +226,21 @@ def _watch_pods(state: State, pods: tuple[Pod, ...]) -> tuple[dict[str, PodMemor
     return known, tuple(starts[-STARTS_KEPT:]), restarted
 
 
-def _plateaus(plateaus: Mapping[DeviceKey, float], gpus: tuple[Gpu, ...]) -> dict[DeviceKey, float]:
-    """Return for each device the lowest use seen; a device seen for the first time starts at its present use."""
-    return {
-        key: min(plateaus.get(key, gpu.memory_used), gpu.memory_used)
-        for key, gpu in (((gpu.uuid, gpu.instance, gpu.pod_uid), gpu) for gpu in gpus)
-        if gpu.memory_used is not None
-    }
+def _plateaus(plateaus: Mapping[DeviceKey, float], snapshot: Snapshot, joined: Join) -> dict[DeviceKey, float]:
+    """Return for each device the lowest use seen while its pod serves; one that is not read now keeps its own.
+
+    Before a pod is ready its engine has not yet taken its memory, and a sleeping engine has given it back.
+    """
+    uids = {pod.uid for pod in joined.pods if is_serving(pod)}
+    asleep = snapshot.engines.values[:, COLUMN["asleep"]] > 0.0
+    uids -= {key.pod_uid for key, sleeps in zip(snapshot.engines.keys, asleep, strict=True) if sleeps}
+    uids.add("")
+    lowest = {key: used for key, used in plateaus.items() if key[2] in uids}
+    for gpu in snapshot.gpus:
+        if gpu.memory_used is not None and gpu.pod_uid in uids:
+            key = (gpu.uuid, gpu.instance, gpu.pod_uid)
+            lowest[key] = min(lowest.get(key, gpu.memory_used), gpu.memory_used)
+    return lowest
 
 
 def _minutes(minutes: tuple[Point, ...], at: float, first_tokens: float) -> tuple[Point, ...]:
@@ -214,13 +249,12 @@ def _minutes(minutes: tuple[Point, ...], at: float, first_tokens: float) -> tupl
     return (*minutes, (at, first_tokens))[-MINUTES_KEPT - 1 :]
 
 
-def _doubled_polls(policy: Policy, state: State, snapshot: Snapshot) -> int:
+def _doubled_polls(policy: Policy, polls: int, snapshot: Snapshot, joined: Join) -> int:
     """Return how many polls in a row showed a whole multiple of the pods that the replicas explain."""
-    target, joined = snapshot.target, state.joined
+    target, live = snapshot.target, joined.ready
     ordered = target.current_replicas * policy.target.pods_per_replica
-    live = joined.ready if joined is not None else 0
     doubled = ordered > 0 and live >= 2 * ordered and live % ordered == 0 and not target.rollout
-    return state.doubled_polls + 1 if doubled else 0
+    return polls + 1 if doubled else 0
 
 
 def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
@@ -251,15 +285,16 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
     if decision.reason in FRESH_REASONS:
         return replace(state, recommendations=(), scores=(), changes=(), last_up_at=None, last_down_at=None)
     value = decision.score.value if decision.score is not None else None
-    forecasts, errors = _judge_forecasts(policy, state, decision)
+    told = forecast.top is not None and (state.forecast_at is None or at - state.forecast_at >= FORECAST_EVERY_S)
     state = replace(
         state,
         scores=_scores(policy, state.scores, at, value),
         recommendations=_recommendations(policy, state, decision),
         regimes=forecast.regimes,
         changed_at=at if forecast.changed else state.changed_at,
-        forecasts=forecasts,
-        errors=errors,
+        forecasts=_open_forecasts(state.forecasts, forecast, at, told),
+        forecast_at=at if told else state.forecast_at,
+        errors=_judged(policy, state, decision),
         saturated_s=_saturated(policy, state, decision),
         no_score_since=None if value is not None else (at if state.no_score_since is None else state.no_score_since),
     )
@@ -293,10 +328,13 @@ def down_window_s(policy: Policy, horizon_s: float) -> float:
 
 
 def _recommendations(policy: Policy, state: State, decision: Decision) -> tuple[tuple[float, int, int], ...]:
-    """Return the recommendations that a window can still ask for; the newest of the older ones proves it full."""
+    """Return the recommendations that a window can still ask for; the newest of the older ones proves it full.
+
+    A tick that recommends nothing (the target is not ours to change) ends every window.
+    """
     recommended = decision.proposal.recommended
     if recommended is None:
-        return state.recommendations
+        return ()
     longest = max(policy.scale_up.stabilization_s, down_window_s(policy, policy.prediction.max_horizon_s))
     entries = (*state.recommendations, (decision.at, *recommended))
     if decision.at - entries[0][0] <= 2.0 * longest + 60.0:
@@ -304,19 +342,19 @@ def _recommendations(policy: Policy, state: State, decision: Decision) -> tuple[
     return tuple(entry for entry in entries if decision.at - entry[0] <= longest + 2.0 * policy.interval_s)
 
 
-def _judge_forecasts(policy: Policy, state: State, decision: Decision) -> tuple[tuple[Point, ...], tuple[float, ...]]:
-    """Return the forecasts still open and the errors, with what fell due judged by the newest minute's demand."""
-    at, forecast, realised = decision.at, decision.forecast, decision.demand.value
-    due = [top for due_at, top in state.forecasts if due_at <= at]
-    waiting = tuple(point for point in state.forecasts if point[0] > at)
-    errors = state.errors
-    if due and realised is not None:
-        new = [realised / top - 1.0 for top in due if top > MIN_REALISED]
-        errors = (*errors, *new)[-policy.prediction.error_samples :]
-    newest = state.forecasts[-1][0] - forecast.horizon_s if state.forecasts else None
-    if forecast.top is not None and (newest is None or at - newest >= FORECAST_EVERY_S or at < newest):
-        waiting = (*waiting, (at + forecast.horizon_s, forecast.top))
-    return waiting, errors
+def _open_forecasts(forecasts: tuple[Point, ...], new: Forecast, at: float, told: bool) -> tuple[Point, ...]:
+    """Return the forecasts that are still to fall due, with the new one where it is kept."""
+    still = tuple(point for point in forecasts if point[0] > at)
+    return (*still, (at + new.horizon_s, new.top)) if told and new.top is not None else still
+
+
+def _judged(policy: Policy, state: State, decision: Decision) -> tuple[float, ...]:
+    """Return the relative errors, with the forecasts that fell due judged by the newest minute's demand."""
+    realised = decision.demand.value
+    if realised is None:
+        return state.errors
+    due = [top for due_at, top in state.forecasts if due_at <= decision.at and top > MIN_REALISED]
+    return (*state.errors, *(realised / top - 1.0 for top in due))[-policy.prediction.error_samples :]
 
 
 def growing_s(policy: Policy, state: State, decision_backlog: float | None) -> float:

@@ -23,9 +23,11 @@ SUMS: dict[str, int] = {
     "ticks": COUNTERS + 4,
     "covered": COUNTERS + 5,
     "expected": COUNTERS + 6,
-    "waiting": COUNTERS + 7,
+    "spanned": COUNTERS + 7,
+    "waiting": COUNTERS + 8,
 }
-"""Columns of a fleet row: increases of counters, gauges summed over ticks, then the waiting requests as they are."""
+"""Columns of a fleet row: increases of counters, gauges and pods summed over ticks, the pod-seconds that the increases
+span, then the waiting requests as they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,6 +300,19 @@ def histogram_between(old: FleetRow, new: FleetRow, name: str) -> FleetHistogram
     if first is None:
         return last
     return FleetHistogram(last.bounds, last.counts - rebased(first.bounds, first.counts, last.bounds))
+
+
+def spanned_seconds(delta: Floats, seconds: Floats) -> Floats:
+    """Return the seconds in which the work between rows was done: those between them, or longer ones that it spans.
+
+    Engines that were not read for five minutes bring five minutes' work into the tick in which they are read again.
+
+    Args:
+        delta: shape (..., len(SUMS)), differences of rows' sums.
+        seconds: shape (...,), between those rows.
+    """
+    pods = delta[..., SUMS["expected"]] / delta[..., SUMS["ticks"]]
+    return np.maximum(seconds, delta[..., SUMS["spanned"]] / np.maximum(pods, 1.0))
 
 
 def row_at(times: tuple[float, ...], at: float) -> int:
