@@ -13,6 +13,7 @@ MEMORY_BRAKE = 0.5
 CHANGE_HOLD_S = 120.0
 """For so long after a regime change the upward window is skipped: its older entries are of the old regime."""
 DOUBLED_POLLS = 3
+ENGINES_SOURCE = "vllm"
 URGENT = frozenset({Reason.UP_EMERGENCY, Reason.UP_SATURATION})
 
 
@@ -170,6 +171,8 @@ def require_evidence(tick: Tick, proposal: Proposal) -> Proposal:
         return _held(proposal, Reason.PARTIAL_NO_SHRINK, f"unknown: {names}")
     if facts.known < policy.evidence.min_fresh_share * facts.expected:
         return _held(proposal, Reason.PARTIAL_NO_SHRINK, f"{facts.known} of {facts.expected} pods report")
+    if any(gap.reason is GapReason.PARTIAL and gap.source == ENGINES_SOURCE for gap in tick.snapshot.gaps):
+        return _held(proposal, Reason.PARTIAL_NO_SHRINK, "the engines' source says that its answer is partial")
     restarted = tick.state.last_restart_at
     if restarted is not None and tick.snapshot.at - restarted <= policy.evidence.restart_window_s:
         ago = tick.snapshot.at - restarted
