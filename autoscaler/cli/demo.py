@@ -57,11 +57,11 @@ def command(hours: float, seed: int, policy: Path | None, report: Path, record: 
     chosen = demo_policy(policy)
     record.unlink(missing_ok=True)
     configure_logging("error")
-    console = Console()
+    # Off a terminal a line stays a line: logs are searched, not looked at.
+    console = Console(soft_wrap=not sys.stdout.isatty())
     console.print(
         f"[bold]{scenario.title}[/], on simulated replicas of {scenario.profile.name}. "
         f"The loop, the scraping and the decisions are real.\n",
-        soft_wrap=True,
     )
     started = time.monotonic()
     collector = TickCollector()
@@ -131,7 +131,6 @@ def _print_summary(console: Console, summary: RunSummary, collector: TickCollect
         f"{share} within their SLO, {summary.failed:,} failed; {acts} actions\n"
         f"GPU-hours  {summary.gpu_hours:.0f}, against {summary.static_gpu_hours:.0f} for {summary.peak_replicas} "
         f"replicas all day ({100.0 * saved:.0f} % fewer). Simulated, not measured on GPUs.",
-        soft_wrap=True,
     )
 
 
@@ -161,7 +160,7 @@ class Screen:
             line = _action_line(decision, outcome)
             self._recent.append(line)
             if self._live is None:
-                self._console.print(line, soft_wrap=True)
+                self._console.print(line)
         now = time.monotonic()
         if self._live is None:
             self._print_hour(snapshot, decision)
@@ -179,7 +178,6 @@ class Screen:
         self._console.print(
             f"{_clock(snapshot.at)}  {target.ready_replicas} of {target.current_replicas} ready  "
             f"score {_number(score)}  demand {_number(decision.demand.value)}  {decision.reason}",
-            soft_wrap=True,
         )
         sys.stdout.flush()
 
