@@ -1,0 +1,19 @@
+"""How hard Hypothesis searches, by HYPOTHESIS_PROFILE: `default` in every run, `nightly` when there is time.
+
+Both draw new examples each time, under CI too; a failure prints the blob that reproduces it.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "default",
+    max_examples=60,
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("nightly", settings.get_profile("default"), max_examples=1100)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
