@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,20 +47,23 @@ def forecast_demand(
     prediction = policy.prediction
     quantile = error_quantile(prediction, errors)
     fits = [_fit(prediction, window.terms[index], at, regimes[index]) for index in range(len(window.terms))]
+    # On top of a trend a jump must not forecast less than the trend alone would: both count when a regime begins.
+    likely = [*fits, *(fit.before for fit in fits if fit.before is not None)]
     ahead = horizon_s / prediction.bin_s
-    tops = [max(fit.level, fit.level + fit.slope * ahead) for fit in fits]
-    sigmas = [max(fit.sd, quantile * top / 1.645) for fit, top in zip(fits, tops, strict=True)]
-    widest = max(range(len(fits)), key=lambda index: tops[index] + prediction.z_up * sigmas[index])
-    up = max(top + prediction.z_up * sigma for top, sigma in zip(tops, sigmas, strict=True))
+    tops = [max(fit.level, fit.level + fit.slope * ahead) for fit in likely]
+    sigmas = [max(fit.sd, quantile * top / 1.645) for fit, top in zip(likely, tops, strict=True)]
+    wishes = [top + prediction.z_up * sigma for top, sigma in zip(tops, sigmas, strict=True)]
+    up = max(wishes)
     keep = max(top + prediction.z_keep * sigma for top, sigma in zip(tops, sigmas, strict=True))
+    widest = wishes.index(up)
     return Forecast(
         horizon_s=horizon_s,
-        level=fits[widest].level,
+        level=likely[widest].level,
         top=max(tops),
         sigma=sigmas[widest],
         up=_whole(up / prediction.utilization),
         keep=_whole(keep / prediction.utilization),
-        changed=any(fit.changed for fit in fits),
+        changed=any(fit.before is not None for fit in fits),
         regimes=tuple(fit.regime for fit in fits),
     )
 
@@ -69,35 +73,44 @@ def _whole(replicas: float) -> int:
     return math.ceil(replicas - 1e-9)
 
 
+@dataclass(frozen=True, slots=True)
 class _Fit:
-    """Level now, slope a bin, residual deviation, and the regime they belong to."""
+    """Level now, slope a bin, residual deviation, and their regime; if it begins now, the fit without it."""
 
-    __slots__ = ("changed", "level", "regime", "sd", "slope")
-
-    def __init__(self, level: float, slope: float, sd: float, regime: Regime, changed: bool) -> None:
-        self.level, self.slope, self.sd, self.regime, self.changed = level, slope, sd, regime, changed
+    level: float
+    slope: float
+    sd: float
+    regime: Regime
+    before: "_Fit | None" = None
 
 
 def _fit(prediction: Prediction, bins: Floats, at: float, regime: Regime) -> _Fit:
     """Return the fit of one term. The newest bin may start a new regime."""
     fresh = _bins_since(prediction, at, regime, len(bins))
-    values = [float(value) for value in bins[len(bins) - fresh :] if value == value]
-    changed = False
-    if regime.since is None or fresh >= NEW_BINS:
-        changed = _is_change(prediction, values)
-        if changed:
-            regime = Regime(since=at, relative_sd=regime.relative_sd)
-            values = values[-1:]
-    if regime.since is not None and (changed or fresh < NEW_BINS):
-        level = max(values) if len(values) < 3 else sum(values) / len(values)
-        return _Fit(level, 0.0, regime.relative_sd * level, regime, changed)
+    values = [value for value in bins[len(bins) - fresh :].tolist() if value == value]
+    if regime.since is not None and fresh < NEW_BINS:
+        return _young_fit(values, regime)
+    fit = _trend_fit(prediction, values, regime if fresh < len(bins) else Regime(relative_sd=regime.relative_sd))
+    if not _is_change(prediction, values):
+        return fit
+    young = _young_fit(values[-1:], Regime(since=at, relative_sd=regime.relative_sd))
+    return replace(young, before=fit)
+
+
+def _young_fit(values: Sequence[float], regime: Regime) -> _Fit:
+    """Return the fit of a regime with too few bins for a trend; its deviation is the remembered one."""
+    level = max(values) if len(values) < 3 else sum(values) / len(values)
+    return _Fit(level, 0.0, regime.relative_sd * level, regime)
+
+
+def _trend_fit(prediction: Prediction, values: Sequence[float], regime: Regime) -> _Fit:
+    """Return the fit by least squares, the slope shrunk by two standard errors."""
     level, slope, slope_error, sd = least_squares(values)
     slope = math.copysign(max(0.0, abs(slope) - 2.0 * slope_error), slope)
     level = max(0.0, level)
     sd = max(sd, prediction.min_deviation * level)
     relative = min(max(sd / level, LOWEST_RELATIVE), HIGHEST_RELATIVE) if level > 0.0 else regime.relative_sd
-    since = None if fresh >= len(bins) else regime.since
-    return _Fit(level, slope, sd, Regime(since=since, relative_sd=relative), False)
+    return _Fit(level, slope, sd, Regime(since=regime.since, relative_sd=relative))
 
 
 def _bins_since(prediction: Prediction, at: float, regime: Regime, count: int) -> int:
