@@ -21,7 +21,7 @@ from autoscaler.sim.ledger import Fate, LatencyBin, Ledger
 from autoscaler.sim.pages import Page
 from autoscaler.sim.serve import PageServer
 
-HOUR = 3600.0
+HOUR, MINUTE = 3600.0, 60.0
 PENDING_S = 2.0
 """Scheduling and creating the container."""
 PROBE_S = 5.0
@@ -73,6 +73,7 @@ class RunSummary:
         gpus: per replica.
         gpu_hours: from each pod's creation to its end.
         peak_replicas: the most that were ready at once.
+        traffic: requests per second that arrived, minute by minute.
         bins: the exact latencies.
     """
 
@@ -86,6 +87,7 @@ class RunSummary:
     gpus: int
     gpu_hours: float
     peak_replicas: int
+    traffic: tuple[float, ...]
     bins: tuple[LatencyBin, ...]
 
     @property
@@ -377,6 +379,7 @@ class Fleet:
             gpus=self.profile.gpus,
             gpu_hours=self.gpu_hours,
             peak_replicas=max((sample.ready for sample in self.samples), default=0),
+            traffic=self.ledger.traffic(MINUTE, self.now),
             bins=self.ledger.bins(ttft_s, tpot_s),
         )
 

@@ -122,6 +122,12 @@ class Ledger:
         """Return how many requests failed: timed out, refused or killed."""
         return int(np.count_nonzero(self.column("fate") != Fate.DONE))
 
+    def traffic(self, span_s: float, until: float) -> tuple[float, ...]:
+        """Return the arrivals per second [1/s] of each whole span up to `until`, of the requests that have ended."""
+        edges = np.arange(int(until // span_s) + 1) * span_s
+        counts, _ = np.histogram(self.column("arrival"), edges) if len(edges) > 1 else (np.array([]), edges)
+        return tuple((counts / span_s).tolist())
+
     def bins(self, ttft_s: float, tpot_s: float) -> tuple[LatencyBin, ...]:
         """Return the closed bins, by time of arrival."""
         count = len(self.itl_p99)

@@ -63,7 +63,8 @@ def demo_scenario(seed: int = 1, *, duration_s: float = 24 * HOUR) -> Scenario:
     A budget of 512 tokens an iteration keeps prefills from holding up the others' tokens. A replica carries about
     4.5 requests/s with p99s of 0.8 s to the first token and 0.07 s between tokens; at 5.5 its queue grows.
     """
-    surge = Surge(at=12.25 * HOUR, duration_s=10 * MINUTE, factor=2.5)
+    surge = Surge(at=12.25 * HOUR, duration_s=10 * MINUTE, factor=2.5, ramp_s=10 * MINUTE)
+    rush = f"lunch rush: {surge.factor:g} x the traffic in ten minutes"
     return Scenario(
         title="A day of chat traffic, with a rush at lunch",
         profile=replace(PROFILES["llama-3.1-8b-l40sx1"], max_num_batched_tokens=512, cold_start_s=120.0),
@@ -73,5 +74,5 @@ def demo_scenario(seed: int = 1, *, duration_s: float = 24 * HOUR) -> Scenario:
         duration_s=duration_s,
         epoch=MIDNIGHT,
         seed=seed,
-        events=(Event(at=MIDNIGHT + surge.at, text=f"lunch rush, {surge.factor:g} x the traffic for ten minutes"),),
+        events=(Event(at=MIDNIGHT + surge.at - surge.ramp_s, text=rush),),
     )

@@ -38,17 +38,22 @@ class Surge:
     """A passing multiple of the ordinary rate.
 
     Args:
-        at, duration_s: when, seconds since the start, and for how long.
+        at, duration_s: when it has fully come, seconds since the start, and for how long.
         factor: times the ordinary rate.
+        ramp_s: how long it takes to come, and to go.
     """
 
     at: float
     duration_s: float
     factor: float
+    ramp_s: float = 0.0
 
     def __call__(self, at: float) -> float:
         """Return the factor at that time; 1 outside."""
-        return self.factor if self.at <= at < self.at + self.duration_s else 1.0
+        outside = max(self.at - at, at - self.at - self.duration_s)
+        if outside < 0.0 or at == self.at:
+            return self.factor
+        return 1.0 + (self.factor - 1.0) * max(0.0, 1.0 - outside / self.ramp_s) if self.ramp_s > 0.0 else 1.0
 
 
 def steady(rate: float) -> Rate:
