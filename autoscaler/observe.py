@@ -1,15 +1,19 @@
 """The live snapshot stream: the only reader of a clock."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from autoscaler.core.signals import COLUMN
 from autoscaler.core.state import NO_ENGINES
 from autoscaler.core.types import (
     WHOLE_PAGE,
+    EngineKey,
     Engines,
+    Floats,
     Gap,
     GapReason,
     Gpu,
@@ -22,9 +26,14 @@ from autoscaler.core.types import (
 from autoscaler.errors import SourceError, TargetError
 from autoscaler.ports import Clock, Source, Target
 
+MAX_DETAIL = 200
+MAX_PAUSE_S = 30.0
+"""A longer pause that a server asks for comes in pieces: the error that ends each shows that the loop still lives. The
+API client keeps the whole pause, so that no piece ends in a request."""
+
 
 class Trouble(Protocol):
-    """Is told of ticks that gave no snapshot, and of ticks that came late."""
+    """Is told of ticks that failed, in whole or in part, and of ticks that came late."""
 
     def error(self, policy: str, kind: str, error: BaseException) -> None:
         """Take note of a failure: `kind` is `target`, or `bug` for what nobody expected."""
@@ -47,7 +56,7 @@ async def observe(
     """Yield one snapshot an interval, for ever or for so many attempts.
 
     Ticks never overlap: what is missed is skipped, and the next tick is on schedule. A tick whose target cannot be
-    read yields nothing; a server's Retry-After is respected.
+    read yields nothing, and the next waits for as long as the server asks.
     """
     start = clock.now()
     number = 0
@@ -58,10 +67,10 @@ async def observe(
         snapshot: Snapshot | None = None
         pause_s = 0.0
         try:
-            snapshot = await take(target, sources, clock)
+            snapshot = await take(policy, target, sources, clock, trouble)
         except TargetError as error:
             trouble.error(policy, "target", error)
-            pause_s = error.retry_after_s or 0.0
+            pause_s = min(MAX_PAUSE_S, error.retry_after_s or 0.0)
         except Exception as error:  # noqa: BLE001 - one bad tick must not stop the next
             trouble.error(policy, "bug", error)
         if snapshot is not None:
@@ -69,23 +78,36 @@ async def observe(
         now = clock.now()
         if now - due > interval_s:
             trouble.overrun(policy)
-        # The first start that lies ahead, on the original grid.
-        number = max(number + 1, int((max(now, due + pause_s) - start) / interval_s) + 1)
+        # The first start from then on, on the original grid, whose points are inexact by less than a millionth.
+        number = max(number + 1, math.ceil((max(now, due + pause_s) - start) / interval_s - 1e-6))
 
 
-async def take(target: Target, sources: Sequence[Source], clock: Clock) -> Snapshot:
-    """Return a snapshot of now: the target first, then every source side by side."""
+async def take(policy: str, target: Target, sources: Sequence[Source], clock: Clock, trouble: Trouble) -> Snapshot:
+    """Return a snapshot of now: the target first, then every source side by side.
+
+    A source that cannot be read is a gap. So is one that dies of a bug; `trouble` hears of it. Raises TargetError.
+    """
     status = await target.read()
-    readings = await asyncio.gather(*(_read(source, status, clock) for source in sources))
+    at = round(clock.now(), 3)
+    results = await asyncio.gather(*(source.read(status, at) for source in sources), return_exceptions=True)
+    readings = []
+    for source, result in zip(sources, results, strict=True):
+        if isinstance(result, BaseException):
+            if not isinstance(result, SourceError):
+                trouble.error(policy, "bug", result)
+            result = Reading(gaps=(_gap_of(source, result),))
+        readings.append(result)
     return merge(status, readings, round(clock.now(), 3))
 
 
-async def _read(source: Source, status: TargetStatus, clock: Clock) -> Reading:
-    try:
-        return await source.read(status, round(clock.now(), 3))
-    except SourceError as error:
-        gap = Gap(signal=WHOLE_PAGE, reason=GapReason(error.reason), source=error.source, detail=error.detail[:200])
-        return Reading(gaps=(gap,))
+def _gap_of(source: Source, error: BaseException) -> Gap:
+    """Return what is said of a source of which nothing could be read."""
+    if isinstance(error, SourceError):
+        return Gap(
+            signal=WHOLE_PAGE, reason=GapReason(error.reason), source=error.source, detail=error.detail[:MAX_DETAIL]
+        )
+    # Only its type: nobody has looked at the text of an unexpected error for credentials.
+    return Gap(signal=WHOLE_PAGE, reason=GapReason.BUG, source=source.name, detail=type(error).__name__)
 
 
 def merge(status: TargetStatus, readings: Sequence[Reading], at: float) -> Snapshot:
@@ -116,26 +138,34 @@ def merge(status: TargetStatus, readings: Sequence[Reading], at: float) -> Snaps
 
 
 def _fresher(tables: Sequence[Engines]) -> Engines:
-    """Return one table of all engines; where two hold the same engine, the later reading."""
-    best: dict[tuple[str, str], tuple[float, int, int]] = {}
+    """Return one table of all engines; where two hold the same engine, the later reading, the first of equals."""
+    best: dict[EngineKey, tuple[float, int, int]] = {}
     for number, table in enumerate(tables):
         for row, key in enumerate(table.keys):
-            entry = (float(table.values[row, 0]), number, row)
-            best[key] = max(best.get(key, entry), entry, key=lambda found: found[0])
-    keys = tuple(sorted(key for table in tables for key in table.keys if best[key][1] == tables.index(table)))
+            read_at = float(table.values[row, COLUMN["read_at"]])
+            if key not in best or read_at > best[key][0]:
+                best[key] = (read_at, number, row)
+    keys = tuple(sorted(best))
     place = {key: row for row, key in enumerate(keys)}
-    values = np.array([tables[best[key][1]].values[best[key][2]] for key in keys])
-    histograms: dict[str, list[HistogramRows]] = {}
+    counts: dict[str, dict[tuple[float, ...], dict[int, Floats]]] = {}
     for number, table in enumerate(tables):
         for name, blocks in table.histograms.items():
             for block in blocks:
-                kept = [
-                    (place[table.keys[int(row)]], index)
-                    for index, row in enumerate(block.rows)
-                    if best[table.keys[int(row)]][1] == number
-                ]
-                if kept:
-                    rows, indices = np.array(sorted(kept), dtype=np.intp).T
-                    part = HistogramRows(bounds=block.bounds, rows=rows, counts=block.counts[indices])
-                    histograms.setdefault(name, []).append(part)
-    return Engines(keys=keys, values=values, histograms={name: tuple(blocks) for name, blocks in histograms.items()})
+                for row, line in zip(block.rows, block.counts, strict=True):
+                    key = table.keys[int(row)]
+                    if best[key][1] == number:
+                        counts.setdefault(name, {}).setdefault(block.bounds, {})[place[key]] = line
+    return Engines(
+        keys=keys,
+        values=np.array([tables[number].values[row] for _, number, row in (best[key] for key in keys)]),
+        histograms={
+            name: tuple(_rows(bounds, lines) for bounds, lines in layouts.items()) for name, layouts in counts.items()
+        },
+    )
+
+
+def _rows(bounds: tuple[float, ...], lines: Mapping[int, Floats]) -> HistogramRows:
+    rows = sorted(lines)
+    return HistogramRows(
+        bounds=bounds, rows=np.array(rows, dtype=np.intp), counts=np.array([lines[row] for row in rows])
+    )

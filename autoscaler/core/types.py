@@ -54,6 +54,7 @@ class GapReason(StrEnum):
     KV_IMPLAUSIBLE = "kv_implausible"
     ENGINE_STALLED = "engine_stalled"
     MEMORY_COARSE = "memory_coarse"
+    BUG = "bug"
 
 
 WHOLE_PAGE = "*"
