@@ -1,13 +1,14 @@
 """The loop: for each snapshot decide, act, remember, report. One task a policy, supervised together."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from autoscaler.core.decide import decide
-from autoscaler.core.policy import Policy
+from autoscaler.core.policy import Policy, TargetRef
 from autoscaler.core.state import State, absorb, advance
 from autoscaler.core.types import Action, Decision, Outcome, Snapshot, TargetStatus
 from autoscaler.errors import ActuationError, PolicyError, Problem, TargetError
@@ -15,6 +16,8 @@ from autoscaler.observe import Trouble, observe
 from autoscaler.ports import Actuator, Clock, Report, Source, Target
 
 RELOAD_EVERY_S = 5.0
+RELOADER = "(reload)"
+"""Name of the task that watches the files; no policy can have it."""
 Reread = Callable[[], Awaitable[TargetStatus]]
 
 
@@ -43,11 +46,10 @@ class Parts:
     actuator: Actuator
 
     async def close(self) -> None:
-        """Release every connection."""
-        for source in self.sources:
-            await source.close()
-        await self.actuator.close()
-        await self.target.close()
+        """Release every connection, the others too where closing one fails."""
+        async with AsyncExitStack() as stack:
+            for close in (self.target.close, self.actuator.close, *(source.close for source in self.sources)):
+                stack.push_async_callback(close)
 
 
 async def control(
@@ -108,13 +110,22 @@ async def step(
 
 
 async def act(actuator: Actuator, action: Action) -> Outcome:
-    """Return what became of the action. A write that has begun is waited for, even when the task is cancelled."""
+    """Return what became of the action.
+
+    A write that has begun is waited for: a cancellation in the meantime takes effect at the next await, so that the
+    tick is still remembered and reported.
+    """
     write = asyncio.ensure_future(actuator.apply(action))
-    try:
-        return await asyncio.shield(write)
-    except asyncio.CancelledError:
-        await asyncio.wait([write])
-        raise
+    cancelled = False
+    while not write.done():
+        try:
+            await asyncio.wait([write])
+        except asyncio.CancelledError:
+            cancelled = True
+    task = asyncio.current_task()
+    if cancelled and task is not None:
+        task.cancel()
+    return write.result()
 
 
 class Supervisor:
@@ -146,71 +157,113 @@ class Supervisor:
         self._fingerprint = fingerprint
         self._once = once
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._states: dict[str, State] = {}
+        self._memory: dict[str, tuple[TargetRef, State]] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set, or, with `once`, until every policy had its tick. A dead task ends it, visibly."""
+        """Run until `stop` is set, or, with `once`, until every policy had its tick.
+
+        A policy's task that ends in any other way ends the run: raises ExceptionGroup.
+        """
         async with asyncio.TaskGroup() as group:
             for policy in self._policies.values():
                 self._start(group, policy)
-            if self._once:
-                return  # the group waits for the single ticks
-            reloader = group.create_task(self._reload_on_change(group), name="reload")
-            await stop.wait()
-            reloader.cancel()
-            for task in self._tasks.values():
-                task.cancel()
+            if self._read is not None and self._fingerprint is not None and not self._once:
+                self._spawn(group, RELOADER, partial(self._reload_on_change, group, self._read, self._fingerprint))
+            try:
+                await self._until_end(stop)
+            finally:
+                self._dismiss(tuple(self._tasks))
+
+    async def _until_end(self, stop: asyncio.Event) -> None:
+        """Wait for `stop`, and with `once` also for the policies' tasks, whichever comes first."""
+        ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait())]
+        if self._once:
+            ends.append(asyncio.gather(*self._tasks.values(), return_exceptions=True))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
 
     @property
     def ticked(self) -> frozenset[str]:
         """The policies that completed at least one tick."""
-        return frozenset(self._states)
+        return frozenset(self._memory)
 
     def _start(self, group: asyncio.TaskGroup, policy: Policy) -> None:
         self._watcher.started(policy)
-        self._tasks[policy.name] = group.create_task(self._run_policy(policy), name=f"policy {policy.name}")
+        self._spawn(group, policy.name, partial(self._run_policy, policy))
+
+    def _spawn(self, group: asyncio.TaskGroup, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        self._tasks[name] = group.create_task(self._keep(name, work), name=name)
+
+    def _dismiss(self, names: Iterable[str]) -> list[asyncio.Task[None]]:
+        """Cancel these policies' tasks, and return them: a write in flight still has to end."""
+        tasks = [self._tasks.pop(name) for name in names]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work. A cancellation that is no dismissal is an error: the work would silently not be done."""
+        try:
+            await work()
+        except asyncio.CancelledError as error:
+            if self._tasks.get(name) is not asyncio.current_task():
+                raise
+            self._tasks.clear()
+            raise RuntimeError(f"a bug cancelled the task {name}") from error
+        except BaseException:
+            self._tasks.clear()  # the group takes the others along, which is a dismissal
+            raise
 
     async def _run_policy(self, policy: Policy) -> None:
         parts = self._build(policy)
+        attempts = 1 if self._once else None
         try:
-            snapshots = observe(policy.name, policy.interval_s, parts.target, parts.sources, self._clock, self._watcher)
-            state = self._states.get(policy.name, State())
+            snapshots = observe(
+                policy.name, policy.interval_s, parts.target, parts.sources, self._clock, self._watcher, attempts
+            )
+            _, state = self._memory.get(policy.name, (policy.target, State()))
             states = control(policy, state, snapshots, parts.actuator, self._watcher, self._clock, parts.target.read)
             async with aclosing(snapshots), aclosing(states):
                 async for state in states:
-                    self._states[policy.name] = state
+                    self._memory[policy.name] = (policy.target, state)
         finally:
             await parts.close()
 
-    async def _reload_on_change(self, group: asyncio.TaskGroup) -> None:
-        if self._read is None or self._fingerprint is None:
-            return
-        seen = self._fingerprint()
+    async def _reload_on_change(
+        self, group: asyncio.TaskGroup, read: Callable[[], Mapping[str, Policy]], fingerprint: Callable[[], object]
+    ) -> None:
+        seen = fingerprint()
         due = self._clock.now()
         while True:
             due += RELOAD_EVERY_S
             await self._clock.sleep_until(due)
-            now = self._fingerprint()
+            now = fingerprint()
             if now != seen:
                 seen = now
-                await self._reload(group)
+                await self._reload(group, read)
 
-    async def _reload(self, group: asyncio.TaskGroup) -> None:
-        """Swap what changed; a bad file keeps every old policy. The memory of a target outlives its policy's change."""
+    async def _reload(self, group: asyncio.TaskGroup, read: Callable[[], Mapping[str, Policy]]) -> None:
+        """Swap what changed; a bad file keeps every old policy.
+
+        The memory of a target outlives its policy's change, and even its absence: its cooldowns go on.
+        """
         try:
-            fresh = dict(self._read() if self._read is not None else {})
+            fresh = dict(read())
         except PolicyError as error:
             self._watcher.reloaded(self._policies, error.problems)
             return
-        for name in [name for name, policy in self._policies.items() if fresh.get(name) != policy]:
-            old = self._policies.pop(name)
-            task = self._tasks.pop(name)
-            task.cancel()
-            await asyncio.wait([task])
-            if name not in fresh or fresh[name].target != old.target:
-                self._states.pop(name, None)
+        changed = [name for name, policy in self._policies.items() if fresh.get(name) != policy]
+        dismissed = self._dismiss(changed)
+        if dismissed:
+            await asyncio.wait(dismissed)
+        self._policies = fresh
         for name, policy in fresh.items():
-            if name not in self._policies:
-                self._policies[name] = policy
+            remembered = self._memory.get(name)
+            if remembered is not None and remembered[0] != policy.target:
+                del self._memory[name]
+            if name not in self._tasks:
                 self._start(group, policy)
         self._watcher.reloaded(self._policies, ())
