@@ -283,18 +283,6 @@ class Engine:
         self._chunks: list[tuple[_Sequence, int]] = []
 
     @property
-    def in_flight(self) -> Iterator[_Sequence]:
-        """Everything that has not ended, running first."""
-        yield from self._decoding
-        joined = {sequence for sequence, _ in self._chunks}
-        yield from joined
-        if self._partial is not None and self._partial not in joined:
-            yield self._partial
-        yield from self._resumed
-        yield from self._waiting
-        yield from self._inbox
-
-    @property
     def context_tokens(self) -> int:
         """Tokens that decoding sequences hold in the KV cache."""
         return self._context
@@ -345,7 +333,7 @@ class Engine:
     def kill(self, at: float) -> int:
         """Stop at once: every request in flight fails. Return how many there were."""
         self.advance(at)
-        lost = list(self.in_flight)
+        lost = list(self._in_flight())
         for sequence in lost:
             self._note(sequence, at, Fate.KILLED)
         self._decoding.clear()
@@ -358,6 +346,17 @@ class Engine:
         self._free, self._context, self._steps = self._total, 0, 0
         self.outstanding, self.next_event, self.idle_since = 0, math.inf, at
         return len(lost)
+
+    def _in_flight(self) -> Iterator[_Sequence]:
+        """Yield everything that has not ended, running first."""
+        yield from self._decoding
+        joined = {sequence for sequence, _ in self._chunks}
+        yield from joined
+        if self._partial is not None and self._partial not in joined:
+            yield self._partial
+        yield from self._resumed
+        yield from self._waiting
+        yield from self._inbox
 
     # -- one iteration, or a run of equal ones -------------------------------------------------------------------
 

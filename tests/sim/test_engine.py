@@ -368,7 +368,6 @@ def test_everything_is_free_again_at_the_end() -> None:
     assert engine.tallies.aborted > 20
     assert (engine.outstanding, engine.running, engine.waiting, engine.context_tokens) == (0, 0, 0, 0)
     assert engine.free_blocks == profile.blocks - 1
-    assert list(engine.in_flight) == []
 
 
 def test_a_request_longer_than_the_cache_is_refused() -> None:
@@ -390,7 +389,6 @@ def test_kill_fails_everything_in_flight_and_empties_the_engine() -> None:
     at = requests[-1].arrival + 0.05
     engine.advance(at)
     before, in_flight = len(engine.ledger), engine.outstanding
-    assert len(list(engine.in_flight)) == in_flight
     assert engine.kill(at) == in_flight
     assert len(engine.ledger) == before + in_flight == 80
     assert set(engine.ledger.column("fate")[before:]) == {Fate.KILLED}
