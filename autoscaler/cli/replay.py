@@ -14,7 +14,7 @@ from rich.table import Table
 from autoscaler.core.plain import to_plain
 from autoscaler.core.policy import Policy
 from autoscaler.core.types import Decision, Hold
-from autoscaler.errors import AutoscalerError
+from autoscaler.errors import AutoscalerError, PolicyError
 from autoscaler.policy_file import load_policies, policy_from_plain
 from autoscaler.replay import Replayed, Replayer, Summary, choose_policy, differs, first_difference
 from autoscaler.trace import PolicyLine, TickLine, TraceReader, read_trace
@@ -50,7 +50,10 @@ def command(
         rows = Rows(as_json=as_json, every=every)
         for line, replayed, other in session.run(_progress(reader, quiet=as_json)):
             rows.add(line, replayed, other, compared=bool(rival))
-        rows.finish(session, str(reader.torn) if reader.torn is not None else "")
+        torn = str(reader.torn) if reader.torn is not None else ""
+        if not session.summaries:
+            raise AutoscalerError(f"{trace}: holds no tick" + (f": {torn}" if torn else ""))
+        rows.finish(session, torn)
     failed = (verify and bool(session.mismatches)) or (strict and session.errors > 0)
     return 1 if failed else 0
 
@@ -91,10 +94,8 @@ class Session:
         """Yield each tick decided anew, and by the second policy."""
         for line in lines:
             if isinstance(line, PolicyLine):
-                policy = policy_from_plain(line.plain)
-                self._recorded[line.name] = policy
-                if not self._chosen and line.name in self._replayers:
-                    self._replayers[line.name].change_policy(policy)
+                if not self._chosen:
+                    self._take(line)
                 continue
             replayer = self._replayer(line, self._replayers, self._chosen)
             replayed = replayer.tick(line.snapshot, line.outcome if not self._chosen else None)
@@ -107,6 +108,16 @@ class Session:
                 self.rivals.setdefault(line.policy, Summary()).add(other)
                 self.parted += differs(replayed.decision, other.decision)
             yield line, replayed, other
+
+    def _take(self, line: PolicyLine) -> None:
+        """Go on by a recorded policy. Raises AutoscalerError for one that this version does not understand."""
+        try:
+            policy = policy_from_plain(line.plain)
+        except PolicyError as error:
+            raise AutoscalerError(f"the recorded policy {line.name} cannot be used; give --policy\n{error}") from error
+        self._recorded[line.name] = policy
+        if line.name in self._replayers:
+            self._replayers[line.name].change_policy(policy)
 
     def _replayer(self, line: TickLine, known: dict[str, Replayer], policies: Mapping[str, Policy]) -> Replayer:
         if line.policy in known:
@@ -195,7 +206,7 @@ class Rows:
     def finish(self, session: Session, torn: str) -> None:
         """Show the table and the summary."""
         if self._as_json:
-            click.echo(json.dumps({"summary": {name: _plain(one) for name, one in session.summaries.items()}}))
+            click.echo(json.dumps(_summaries(session)))
             if torn:
                 click.echo(f"note: {torn}", err=True)
             return
@@ -235,6 +246,16 @@ class Rows:
         console.print(f"[red]not equal[/]: {len(session.mismatches)} of {ticks} decisions differ")
         for mismatch in session.mismatches[:MAX_DIFFERENCES]:
             console.print(f"  {mismatch}")
+
+
+def _summaries(session: Session) -> dict[str, object]:
+    document: dict[str, object] = {"summary": {name: _plain(one) for name, one in session.summaries.items()}}
+    if session.rivals:
+        document["against"] = {name: _plain(one) for name, one in session.rivals.items()}
+        document["parted"] = session.parted
+    if session.verifies:
+        document["verified"], document["mismatches"] = not session.mismatches, session.mismatches
+    return document
 
 
 def _plain(summary: Summary) -> dict[str, object]:

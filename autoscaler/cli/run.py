@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -11,14 +12,13 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from autoscaler import __version__
-from autoscaler.cli.wiring import Watchers, fingerprint, live_parts
+from autoscaler.cli.wiring import FirstTicks, Watchers, fingerprint, live_parts, open_recorder
 from autoscaler.clock import SystemClock
 from autoscaler.core.policy import Policy
 from autoscaler.loop import Parts, Supervisor
-from autoscaler.policy_file import Loaded, load_policies
+from autoscaler.policy_file import Loaded, load_policies, parse_bool
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.telemetry import Telemetry, configure_logging
-from autoscaler.trace import Recorder
 from autoscaler.web.server import Health, serve
 
 DEFAULT_LISTEN = "127.0.0.1:9090"
@@ -26,8 +26,12 @@ DEFAULT_LISTEN = "127.0.0.1:9090"
 
 @click.command("run")
 @click.argument("policies", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--dry-run", is_flag=True, envvar="DRY_RUN", help="Decide and explain, write nothing. Also DRY_RUN=true.")
-@click.option("--record", type=click.Path(dir_okay=False, path_type=Path), help="Record every tick into this file.")
+@click.option("--dry-run", is_flag=True, help="Decide and explain, write nothing. Also DRY_RUN=true.")
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Record every tick into this file; where it exists, into one beside it with the time in its name.",
+)
 @click.option("--once", is_flag=True, help="One tick of each policy, then exit; 1 when a target cannot be read.")
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where /metrics, /healthz and /readyz are.")
 @click.option("--kubeconfig", default="", help="Instead of KUBECONFIG, the pod's service account or ~/.kube/config.")
@@ -46,6 +50,7 @@ def command(
     log_format: str,
 ) -> int:
     """Run the daemon on POLICIES: files, or directories of them. Changed files are taken up while it runs."""
+    dry_run = _dry_run_by(os.environ) or dry_run
     loaded = load_policies(policies)
     configure_logging(log_level, json=None if log_format == "auto" else log_format == "json")
     for problem in loaded.warnings:
@@ -62,6 +67,16 @@ def command(
             context=context,
         )
     )
+
+
+def _dry_run_by(environ: Mapping[str, str]) -> bool:
+    """Return what DRY_RUN says. What it says unclearly is an error: it must not mean live."""
+    if "DRY_RUN" not in environ:
+        return False
+    try:
+        return parse_bool(environ["DRY_RUN"])
+    except ValueError as error:
+        raise click.BadParameter(f"{environ['DRY_RUN']!r} {error}", param_hint="DRY_RUN") from error
 
 
 async def _run(
@@ -89,12 +104,16 @@ async def _run(
         stack.push_async_callback(api.close)
         recorder = None
         if record is not None:
-            recorder = Recorder(record, f"autoscaler {__version__}")
+            recorder, file = open_recorder(record, clock.now())
             stack.callback(recorder.close)
-        watchers = Watchers(Telemetry(registry, log), health, recorder, dry_run=dry_run)
+            log.info("recording", file=str(file), **({"taken": str(record)} if file != record else {}))
+        first_ticks = FirstTicks(log)
+        watchers = Watchers(Telemetry(registry, log), health, recorder, dry_run=dry_run, reports=(first_ticks,))
 
         def build(policy: Policy) -> Parts:
-            return live_parts(policy, api, clock, dry_run=dry_run)
+            parts = live_parts(policy, api, clock, dry_run=dry_run)
+            first_ticks.built(policy, parts)
+            return parts
 
         supervisor = Supervisor(
             loaded.policies,

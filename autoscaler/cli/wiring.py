@@ -1,13 +1,19 @@
 """What the parts are made of in each mode, and who is told of a tick."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+from structlog.typing import FilteringBoundLogger
+
+from autoscaler import __version__
 from autoscaler.actuators import ACTUATORS
 from autoscaler.core.forecast import learned_horizon
 from autoscaler.core.policy import Policy, PrometheusServer
 from autoscaler.core.state import State
-from autoscaler.core.types import Decision, Outcome, Snapshot
+from autoscaler.core.types import Decision, Outcome, Snapshot, TargetStatus
 from autoscaler.errors import Problem
 from autoscaler.loop import Parts
 from autoscaler.policy_file import policy_to_plain
@@ -15,6 +21,7 @@ from autoscaler.ports import Clock, Report, Source
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.telemetry import Telemetry
+from autoscaler.telemetry.logs import HIDDEN
 from autoscaler.trace import Recorder
 from autoscaler.web.server import Health
 
@@ -107,7 +114,7 @@ class Watchers:
         self._telemetry.loaded(policy, dry_run=self._dry_run)
         self._health.watch(policy.name, policy.interval_s)
         if self._recorder is not None:
-            self._recorder.policy(policy.name, policy_to_plain(policy))
+            self._recorder.policy(policy.name, recordable(policy))
 
     def tick(self, policy: str, snapshot: Snapshot, decision: Decision, outcome: Outcome, duration_s: float) -> None:
         """Pass a completed tick on."""
@@ -150,6 +157,74 @@ class Watchers:
         self._telemetry.reload("rejected" if problems else "applied", problems)
 
 
+@runtime_checkable
+class _Reporting(Protocol):
+    """A source that can say how what it reads names the target's pods."""
+
+    def report(self, target: TargetStatus) -> object:
+        """Return what `str` makes one line for people of."""
+        ...
+
+
+class FirstTicks:
+    """Says once for each target, after its first tick, what an operator should know of how it is read."""
+
+    def __init__(self, log: FilteringBoundLogger) -> None:
+        self._log = log
+        self._parts: dict[str, Parts] = {}
+        self._said: set[tuple[str, str]] = set()
+
+    def built(self, policy: Policy, parts: Parts) -> None:
+        """Take note of what a policy is going to run on."""
+        self._parts[policy.name] = parts
+
+    def tick(self, policy: str, snapshot: Snapshot, decision: Decision, outcome: Outcome, duration_s: float) -> None:
+        """Look at the parts after their first tick."""
+        parts = self._parts.pop(policy, None)
+        target = snapshot.target
+        if parts is None or (target.namespace, target.name) in self._said:
+            return
+        self._said.add((target.namespace, target.name))
+        log = self._log.bind(policy=policy, target=f"{target.namespace}/{target.name}")
+        if isinstance(parts.target, DeploymentTarget) and parts.target.hpa_visible is False:
+            log.warning(
+                "hpas_not_visible", detail="another autoscaler of this target would not be noticed: see the Role"
+            )
+        for source in parts.sources:
+            if isinstance(source, _Reporting):
+                log.info("attribution", source=source.name, detail=str(source.report(target)))
+
+
+def recordable(policy: Policy) -> dict[str, Any]:
+    """Return the policy's plain form for a recording, which is handed around: without what headers say."""
+    servers = {
+        name: replace(server, headers=dict.fromkeys(server.headers, HIDDEN))
+        for name, server in policy.signals.prometheus.items()
+    }
+    return policy_to_plain(replace(policy, signals=replace(policy.signals, prometheus=servers)))
+
+
+def open_recorder(path: Path, now: float) -> tuple[Recorder, Path]:
+    """Return a recorder and the file it writes: `path`, or where that holds something a name with the time in it.
+
+    A restarted process goes on, and no recording is ever overwritten. Raises TraceError.
+    """
+    chosen, number = path, 0
+    while _holds_data(chosen):
+        stamp = datetime.fromtimestamp(now + number, UTC).strftime("%Y%m%dT%H%M%SZ")
+        name, dot, suffix = path.name.partition(".")
+        chosen = path.with_name(f"{name}-{stamp}{dot}{suffix}")
+        number += 1
+    return Recorder(chosen, f"autoscaler {__version__}"), chosen
+
+
+def _holds_data(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:  # not there, or not ours to see: opening it will tell
+        return False
+
+
 def fingerprint(paths: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
     """Return a value that changes when any policy file does: each file's name, size and modification time.
 
@@ -157,9 +232,11 @@ def fingerprint(paths: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
     """
     found = []
     for path in paths:
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if file.name.startswith("."):
-                continue
+        try:
+            files = sorted(file for file in path.iterdir() if file.name[0] != ".") if path.is_dir() else [path]
+        except OSError:
+            continue
+        for file in files:
             try:
                 status = file.stat()
             except OSError:
