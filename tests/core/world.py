@@ -87,6 +87,7 @@ class Engine:
     preemption_rate: float = 0.0
     itl_s: float = 0.02
     ttft_s: float = 0.05
+    queue_s: float | None = None
     preempted: float = 0.0
     prompted: float = 0.0
     generated: float = 0.0
@@ -95,6 +96,7 @@ class Engine:
     itl_sum: float = 0.0
     ttft: np.ndarray = field(default_factory=lambda: np.zeros(len(BOUNDS)))
     itl: np.ndarray = field(default_factory=lambda: np.zeros(len(BOUNDS)))
+    queue: np.ndarray = field(default_factory=lambda: np.zeros(len(BOUNDS)))
 
     def run(self, seconds: float) -> None:
         """Let the counters grow."""
@@ -107,6 +109,8 @@ class Engine:
         self.itl_sum += tokens * self.itl_s
         self.ttft = self.ttft + requests * (self.ttft_s <= np.asarray(BOUNDS))
         self.itl = self.itl + tokens * (self.itl_s <= np.asarray(BOUNDS))
+        if self.queue_s is not None:
+            self.queue = self.queue + requests * (self.queue_s <= np.asarray(BOUNDS))
 
     def row(self, at: float) -> list[float]:
         """Return the reading in the order of `ENGINE_COLUMNS`."""
@@ -127,7 +131,8 @@ class Engine:
             "iterations": None if self.step_rate is None else self.steps,
             "itl_sum": self.itl_sum,
         }
-        return [float("nan") if values[signal.name] is None else values[signal.name] for signal in ENGINE_COLUMNS]
+        found = (values[signal.name] for signal in ENGINE_COLUMNS)
+        return [float("nan") if value is None else value for value in found]
 
 
 def pod(name: str, **changes: object) -> Pod:
@@ -195,13 +200,16 @@ class World:
         if keys:
             chosen = [self.engines[key.pod_uid] for key in keys]
             rows = np.arange(len(keys), dtype=np.intp)
+            counts = {"ttft": [one.ttft for one in chosen], "itl": [one.itl for one in chosen]}
+            counts["e2e"] = counts["ttft"]
+            if any(one.queue_s is not None for one in chosen):
+                counts["queue_time"] = [one.queue for one in chosen]
             engines = Engines(
                 keys=keys,
                 values=np.array([engine.row(self.at) for engine in chosen]),
                 histograms={
-                    "ttft": (HistogramRows(bounds=BOUNDS, rows=rows, counts=np.array([one.ttft for one in chosen])),),
-                    "itl": (HistogramRows(bounds=BOUNDS, rows=rows, counts=np.array([one.itl for one in chosen])),),
-                    "e2e": (HistogramRows(bounds=BOUNDS, rows=rows, counts=np.array([one.ttft for one in chosen])),),
+                    name: (HistogramRows(bounds=BOUNDS, rows=rows, counts=np.array(found)),)
+                    for name, found in counts.items()
                 },
             )
         values: dict[str, object] = {
