@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import mul
 
 import numpy as np
 
@@ -139,19 +141,31 @@ def least_squares(values: Sequence[float]) -> tuple[float, float, float, float]:
     mean = sum(values) / count
     if count < 3:
         return mean, 0.0, math.inf, 0.0
-    middle = (count - 1) / 2.0
+    centred = _centred(count)
     spread = count * (count * count - 1) / 12.0
-    slope = sum((index - middle) * value for index, value in enumerate(values)) / spread
-    residual = sum((value - mean - slope * (index - middle)) ** 2 for index, value in enumerate(values))
-    variance = residual / (count - 2)
-    return mean + slope * middle, slope, math.sqrt(variance / spread), math.sqrt(variance)
+    off = [value - mean for value in values]
+    slope = sum(map(mul, centred, off)) / spread
+    variance = max(0.0, sum(map(mul, off, off)) - slope * slope * spread) / (count - 2)
+    return mean + slope * centred[-1], slope, math.sqrt(variance / spread), math.sqrt(variance)
+
+
+@lru_cache(maxsize=64)
+def _centred(count: int) -> tuple[float, ...]:
+    """Return 0..count-1, less their mean."""
+    return tuple(index - (count - 1) / 2.0 for index in range(count))
 
 
 def error_quantile(prediction: Prediction, errors: Sequence[float]) -> float:
     """Return the margin learned from relative forecast errors: their upper quantile in [0, cap]; 0 with too few."""
     if len(errors) < prediction.error_min:
         return 0.0
-    return float(min(max(np.quantile(np.asarray(errors), prediction.error_quantile), 0.0), prediction.error_cap))
+    return min(max(_quantile(tuple(errors), prediction.error_quantile), 0.0), prediction.error_cap)
+
+
+@lru_cache(maxsize=64)
+def _quantile(values: tuple[float, ...], q: float) -> float:
+    """Return the quantile; kept, since the errors change once a minute."""
+    return float(np.quantile(np.asarray(values), q))
 
 
 def forecast_score(prediction: Prediction, history: Sequence[Point]) -> float | None:

@@ -240,8 +240,8 @@ def stabilize(tick: Tick, proposal: Proposal) -> Proposal:
     changed = tick.forecast.changed or (state.changed_at is not None and at - state.changed_at < CHANGE_HOLD_S)
     up_window = 0.0 if proposal.urgent or changed else policy.scale_up.stabilization_s
     down_window = down_window_s(policy, tick.forecast.horizon_s)
-    history = [(at - when, up, kept) for when, up, kept in state.recommendations]
-    observed_s = max((age for age, _, _ in history), default=0.0)
+    history = [(at - entry.until, entry.up, entry.keep) for entry in state.recommendations]
+    observed_s = at - state.recommendations[0].since if state.recommendations else 0.0
     if wanted < current and observed_s < down_window - 1e-6:
         return _held(proposal, Reason.HELD_STABILIZATION, f"{observed_s:.0f}s of {down_window:.0f}s observed")
     settled = stabilized(current, max(wanted, current), keep, history, up_window, down_window)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,15 @@ class PodMemory:
     restarts: int
 
 
+class Recommended(NamedTuple):
+    """Replicas to grow to and to keep, recommended on every tick from `since` to `until`."""
+
+    since: float
+    until: float
+    up: int
+    keep: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
     """All memory of one target.
@@ -56,7 +66,7 @@ class State:
         last_restart_at: when a container restart was last noticed.
         first_token_at: when a first token was last seen.
         scores: (at, score) for the score forecaster.
-        recommendations: (at, replicas to grow to, replicas to keep), for the stabilization windows.
+        recommendations: what ticks in a row recommended, for the stabilization windows, oldest first.
         changes: (at, change) of our own actions.
         forecasts: (due at, demand expected then), one a minute; `forecast_at` is when the last was made.
         errors: relative errors of forecasts that fell due: realised / expected - 1.
@@ -77,7 +87,7 @@ class State:
     plateaus: Mapping[DeviceKey, float] = field(default_factory=dict)
     first_token_at: float | None = None
     scores: tuple[Point, ...] = ()
-    recommendations: tuple[tuple[float, int, int], ...] = ()
+    recommendations: tuple[Recommended, ...] = ()
     last_up_at: float | None = None
     last_down_at: float | None = None
     changes: tuple[tuple[float, int], ...] = ()
@@ -327,19 +337,20 @@ def down_window_s(policy: Policy, horizon_s: float) -> float:
     return max(policy.scale_down.stabilization_s, policy.scale_down.horizon_factor * horizon_s)
 
 
-def _recommendations(policy: Policy, state: State, decision: Decision) -> tuple[tuple[float, int, int], ...]:
-    """Return the recommendations that a window can still ask for; the newest of the older ones proves it full.
+def _recommendations(policy: Policy, state: State, decision: Decision) -> tuple[Recommended, ...]:
+    """Return the recommendations that a window can still ask for.
 
     A tick that recommends nothing (the target is not ours to change) ends every window.
     """
-    recommended = decision.proposal.recommended
+    recommended, at, entries = decision.proposal.recommended, decision.at, state.recommendations
     if recommended is None:
         return ()
+    if entries and entries[-1][2:] == recommended:
+        return (*entries[:-1], entries[-1]._replace(until=at))
     longest = max(policy.scale_up.stabilization_s, down_window_s(policy, policy.prediction.max_horizon_s))
-    entries = (*state.recommendations, (decision.at, *recommended))
-    if decision.at - entries[0][0] <= 2.0 * longest + 60.0:
-        return entries
-    return tuple(entry for entry in entries if decision.at - entry[0] <= longest + 2.0 * policy.interval_s)
+    # What ended before the longest window is dropped, all but one: it shows that the window is full.
+    first = next((index for index, entry in enumerate(entries) if at - entry.until <= longest), len(entries))
+    return (*entries[max(0, first - 1) :], Recommended(at, at, *recommended))
 
 
 def _open_forecasts(forecasts: tuple[Point, ...], new: Forecast, at: float, told: bool) -> tuple[Point, ...]:

@@ -104,7 +104,8 @@ def remember_engines(
     young = at - started < window_s
     whole = reset | (new & young)
     histograms, broken = _histogram_increases(previous, engines, whole, new)
-    whole |= broken
+    if broken is not None:
+        whole |= broken
     if whole.any():
         delta[whole] = counters[whole]
     first = new & ~young
@@ -155,8 +156,14 @@ def _moved_rows(blocks: tuple[HistogramRows, ...], moved: Mapping[int, int]) -> 
 
 def _histogram_increases(
     previous: EngineMemory, engines: Engines, whole: np.ndarray, new: np.ndarray
-) -> tuple[dict[str, FleetHistogram], np.ndarray]:
-    """Return the increases by name, and which rows' histograms fell (a reset that the counters did not show)."""
+) -> tuple[dict[str, FleetHistogram], np.ndarray | None]:
+    """Return the increases by name, and which rows' histograms fell, a reset that the counters did not show: None for
+    no row.
+    """
+    if not whole.any():
+        steady = _steady_increases(previous, engines)
+        if steady is not None:
+            return steady, None
     deltas: list[tuple[str, HistogramRows, Floats]] = []
     broken = np.zeros(len(engines.keys), dtype=bool)
     for name, blocks in engines.histograms.items():
@@ -177,11 +184,32 @@ def _histogram_increases(
     return result, broken
 
 
+def _steady_increases(previous: EngineMemory, engines: Engines) -> dict[str, FleetHistogram] | None:
+    """Return the increases of the common case: the same engines with the same one layout, and no bucket fell."""
+    result: dict[str, FleetHistogram] = {}
+    for name, blocks in engines.histograms.items():
+        before = previous.histograms.get(name, ())
+        if len(blocks) != 1 or len(before) != 1:
+            return None
+        block, old = blocks[0], before[0]
+        if old.bounds != block.bounds or not _same_rows(old, block):
+            return None
+        delta = block.counts - old.counts
+        if delta.min(initial=0.0) < 0.0:
+            return None
+        result[name] = FleetHistogram(block.bounds, delta.sum(axis=0))
+    return result
+
+
+def _same_rows(left: HistogramRows, right: HistogramRows) -> bool:
+    return left.rows is right.rows or np.array_equal(left.rows, right.rows)
+
+
 def _block_delta(block: HistogramRows, before: tuple[HistogramRows, ...]) -> tuple[Floats, np.ndarray]:
     """Return each row's increase and whether its previous counts are known (else the increase is its counts)."""
     for old in before:
         if old.bounds == block.bounds:
-            if old.rows is block.rows or np.array_equal(old.rows, block.rows):
+            if _same_rows(old, block):
                 return block.counts - old.counts, np.ones(len(block.rows), dtype=bool)
             delta, known = block.counts.copy(), np.isin(block.rows, old.rows)
             delta[known] -= old.counts[np.isin(old.rows, block.rows)]
@@ -197,17 +225,28 @@ def _next_memory(
     running, waiting = cur[:, COLUMN["num_requests_running"]], cur[:, COLUMN["num_requests_waiting"]]
     prompt, generated = COLUMN["prompt_tokens"] - FIRST_COUNTER, COLUMN["generation_tokens"] - FIRST_COUNTER
     fresh = read_at > was_read
+    missing = np.isnan(cur)
+    values = np.where(missing, previous.values, cur) if missing.any() else cur
     flat = (delta[:, generated] == 0.0) & ~(delta[:, prompt] > 0.0)
     idle = flat & (running == 0.0) & (waiting == 0.0)
     zero = (cur[:, COLUMN["kv_cache_usage"]] == 0.0) & (running > 0.0)
+    if fresh.all() and not (flat | zero).any():
+        count = len(engines.keys)
+        none = np.zeros(count, dtype=np.intp)
+        return EngineMemory(
+            keys=engines.keys,
+            values=values,
+            histograms=engines.histograms,
+            idle_polls=none,
+            zero_polls=none,
+            flat_since=np.full(count, np.inf),
+        )
     idle_polls = np.where(fresh, np.where(idle, previous.idle_polls + 1, 0), previous.idle_polls)
     zero_polls = np.where(fresh, np.where(zero, previous.zero_polls + 1, 0), previous.zero_polls)
     stuck = flat & (running > 0.0)
     flat_since = np.where(
         fresh, np.where(stuck, np.minimum(previous.flat_since, was_read), np.inf), previous.flat_since
     )
-    missing = np.isnan(cur)
-    values = np.where(missing, previous.values, cur) if missing.any() else cur
     return EngineMemory(
         keys=engines.keys,
         values=values,
