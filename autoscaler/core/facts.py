@@ -12,6 +12,8 @@ from autoscaler.core.window import EngineMemory
 
 Mask = NDArray[np.bool_]
 
+READ_AT, ASLEEP = COLUMN["read_at"], COLUMN["asleep"]
+USAGE, CAPACITY = COLUMN["kv_cache_usage"], COLUMN["kv_capacity_tokens"]
 STALE_IDLE_POLLS = 3
 IMPLAUSIBLE_ZERO_POLLS = 20
 STALLED_AFTER_S = 30.0
@@ -34,6 +36,8 @@ class Join:
         unschedulable: since when, for each pod without a node.
         sequences: the smallest `max_num_seqs` among the ready pods' arguments; None when none says.
         engines_per_pod: 1.0 unless pods run several data-parallel engines.
+        all_serve: every row is of a serving pod.
+        newest_ready_at: when the youngest of the rows' pods became ready; -Inf without rows.
     """
 
     pods: tuple[Pod, ...]
@@ -51,6 +55,8 @@ class Join:
     unschedulable: tuple[float, ...]
     sequences: int | None
     engines_per_pod: float
+    all_serve: bool
+    newest_ready_at: float
 
     def count_pods(self, rows: Mask) -> int:
         """Return how many pods the rows belong to."""
@@ -83,14 +89,16 @@ def join(pods: tuple[Pod, ...], keys: tuple[EngineKey, ...], pending: Pending) -
     }
     starting = [pod for pod in alive if not pod.ready and not pod.was_ready and not is_broken(pod, pending)]
     place = {pod.uid: index for index, pod in enumerate(pods)}
+    serving = np.array([key.pod_uid in seen_ready for key in keys], dtype=bool)
+    ready_at = np.array([_ready_at(pods, place.get(key.pod_uid)) for key in keys], dtype=np.float64)
     limits = [pod.max_num_seqs for pod in alive if pod.uid in seen_ready and pod.max_num_seqs is not None]
     return Join(
         pods=pods,
         keys=keys,
-        serving=np.array([key.pod_uid in seen_ready for key in keys], dtype=bool),
+        serving=serving,
         unready=np.array([key.pod_uid in fallen for key in keys], dtype=bool),
         pod_of=np.array([place.get(key.pod_uid, -1) for key in keys], dtype=np.intp),
-        ready_at=np.array([_ready_at(pods, place.get(key.pod_uid)) for key in keys], dtype=np.float64),
+        ready_at=ready_at,
         ready=len(seen_ready),
         unready_pods=len(fallen),
         terminating=sum(1 for pod in pods if pod.terminating),
@@ -100,6 +108,8 @@ def join(pods: tuple[Pod, ...], keys: tuple[EngineKey, ...], pending: Pending) -
         unschedulable=tuple(sorted(pod.unschedulable_at for pod in alive if pod.unschedulable_at is not None)),
         sequences=min(limits) if limits else None,
         engines_per_pod=len(keys) / max(1, len({key.pod_uid for key in keys})) if keys else 1.0,
+        all_serve=bool(serving.all()),
+        newest_ready_at=float(ready_at.max(initial=-np.inf)),
     )
 
 
@@ -164,17 +174,46 @@ class Facts:
         return self.expected - self.known
 
 
-def gather(policy: Policy, snapshot: Snapshot, joined: Join, memory: EngineMemory, flat: bool) -> Facts:
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Which engine rows say what now.
+
+    Args:
+        fresh: read lately, of pods that serve, or that fell unready when none serves.
+        load: of these the awake ones. asleep: the others.
+        whole: every row carries load.
+    """
+
+    fresh: Mask
+    load: Mask
+    asleep: Mask
+    whole: bool
+
+
+def load_rows(policy: Policy, engines: Engines, joined: Join, at: float) -> Rows:
+    """Return the rows that carry load: fresh, awake, of ready pods; of pods that fell unready when none is ready."""
+    stale_after = policy.signals.vllm.stale_after_s if policy.signals.vllm is not None else 15.0
+    read_at, sleeps = engines.values[:, READ_AT], engines.values[:, ASLEEP]
+    serving = joined.serving if joined.ready else joined.unready
+    if at - read_at.min(initial=at) <= stale_after and sleeps.max(initial=0.0) <= 0.0:
+        whole = joined.all_serve and joined.ready > 0 and len(serving) > 0
+        return Rows(serving, serving, np.zeros(len(serving), dtype=bool), whole)
+    fresh = serving & (at - read_at <= stale_after)
+    load = fresh & ~(sleeps > 0.0)
+    return Rows(fresh, load, fresh & (sleeps > 0.0), bool(load.all()) and len(load) > 0)
+
+
+def gather(policy: Policy, snapshot: Snapshot, joined: Join, rows: Rows, memory: EngineMemory, flat: bool) -> Facts:
     """Return the facts of this tick.
 
     Args:
+        rows: as `load_rows` gives them.
         memory: after this tick, with its rows in the order of the snapshot's.
         flat: the request counters are known and did not move in the window.
     """
     engines, at = snapshot.engines, snapshot.at
     per = policy.target.pods_per_replica
-    rows = _rows(policy, engines, joined, at)
-    column = engines.values[rows.load]
+    column = engines.values if rows.whole else engines.values[rows.load]
     known = joined.count_pods(rows.load)
     # A pod with one engine awake of several is awake.
     asleep_pods = joined.count_pods(rows.load | rows.asleep) - known
@@ -182,9 +221,11 @@ def gather(policy: Policy, snapshot: Snapshot, joined: Join, memory: EngineMemor
     ready = serving_pods / per if joined.ready else 0.0
     waiting = _total(column[:, COLUMN["num_requests_waiting"]])
     running = _total(column[:, COLUMN["num_requests_running"]])
-    cold = rows.load & (at - joined.ready_at < policy.score.warm_up_s)
+    cold = None
+    if at - joined.newest_ready_at < policy.score.warm_up_s:
+        cold = rows.load & (at - joined.ready_at < policy.score.warm_up_s)
     lost = (serving_pods - known) * joined.engines_per_pod
-    kv, suspect, stalled = _kv_usage(engines, memory, rows.load, cold, lost, at)
+    kv, suspect, stalled = _kv_usage(engines, memory, rows, cold, lost, at)
     grace = policy.pending.grace_s
     young = sum(1 for created in joined.starting if at - created <= grace)
     ordered = snapshot.target.current_replicas * per
@@ -197,11 +238,11 @@ def gather(policy: Policy, snapshot: Snapshot, joined: Join, memory: EngineMemor
         stuck=sum(1 for since in joined.unschedulable if at - since > policy.pending.unschedulable_after_s),
         expected=serving_pods,
         known=known,
-        cold=joined.count_pods(cold),
+        cold=joined.count_pods(cold) if cold is not None else 0,
         waiting=waiting,
         running=running,
         kv=kv,
-        kv_tokens=_replica_tokens(engines, joined, rows.load, per),
+        kv_tokens=_replica_tokens(engines, joined, rows, per),
         idle=flat and known == serving_pods > 0 and waiting == 0.0 and running == 0.0,
         stalled=stalled,
         asleep=asleep_pods / per,
@@ -214,37 +255,27 @@ def gather(policy: Policy, snapshot: Snapshot, joined: Join, memory: EngineMemor
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    load: Mask
-    asleep: Mask
-
-
-def _rows(policy: Policy, engines: Engines, joined: Join, at: float) -> _Rows:
-    """Return the rows that carry load: fresh, awake, of ready pods; of pods that fell unready when none is ready."""
-    stale_after = policy.signals.vllm.stale_after_s if policy.signals.vllm is not None else 15.0
-    fresh = at - engines.values[:, COLUMN["read_at"]] <= stale_after
-    serving = joined.serving if joined.ready else joined.unready
-    sleeps = engines.values[:, COLUMN["asleep"]] > 0.0
-    return _Rows(load=serving & fresh & ~sleeps, asleep=serving & fresh & sleeps)
-
-
 def _total(values: Floats) -> float | None:
     """Return the sum of the known values; None when none is."""
+    total = float(values.sum())
+    if total == total:
+        return total if len(values) else None
     known = values[~np.isnan(values)]
     return float(known.sum()) if len(known) else None
 
 
-def _replica_tokens(engines: Engines, joined: Join, rows: Mask, per: int) -> float | None:
+def _replica_tokens(engines: Engines, joined: Join, rows: Rows, per: int) -> float | None:
     """Return the mean KV tokens of a replica over the rows that say; None when none does."""
-    capacity = engines.values[:, COLUMN["kv_capacity_tokens"]]
-    said = rows & ~np.isnan(capacity)
+    capacity = engines.values[:, CAPACITY]
+    if rows.whole and (total := float(capacity.sum())) == total:
+        return total * per / joined.count_pods(rows.load)
+    said = rows.load & ~np.isnan(capacity)
     pods = joined.count_pods(said)
     return float(capacity[said].sum()) * per / pods if pods else None
 
 
 def _kv_usage(
-    engines: Engines, memory: EngineMemory, rows: Mask, cold: Mask, missing: float, at: float
+    engines: Engines, memory: EngineMemory, rows: Rows, cold: Mask | None, missing: float, at: float
 ) -> tuple[Usage, tuple[tuple[GapReason, int], ...], bool]:
     """Return KV usage weighted by capacity, the suspicions on it, and whether an engine stalls.
 
@@ -252,9 +283,13 @@ def _kv_usage(
     count as full and cold pods do not count. `missing` is the number of engines without data.
     """
     values = engines.values
-    usage = values[:, COLUMN["kv_cache_usage"]]
-    said = rows & ~np.isnan(usage)
-    stalled_rows = rows & (at - memory.flat_since > STALLED_AFTER_S)
+    if memory.steady and rows.whole and cold is None and missing == 0.0:
+        mean = _mean_usage(values)
+        if mean is not None:
+            return Usage(growth=mean, shrink=mean), (), False
+    usage = values[:, USAGE]
+    said = rows.load & ~np.isnan(usage)
+    stalled_rows = rows.load & (at - memory.flat_since > STALLED_AFTER_S)
     waiting = values[:, COLUMN["num_requests_waiting"]]
     stalled = bool((stalled_rows & (waiting > 0.0)).any())
     idle_now, idle_long = said & (memory.idle_polls > 0), said & (memory.idle_polls >= STALE_IDLE_POLLS)
@@ -268,7 +303,7 @@ def _kv_usage(
     suspect = tuple((reason, int(mask.sum())) for reason, mask in found if mask.any())
     if not said.any():
         return Usage(gap=GapReason.EMPTY), suspect, stalled
-    weight = _weights(values[:, COLUMN["kv_capacity_tokens"]], said)
+    weight = _weights(values[:, CAPACITY], said)
     lost = missing * float(weight[said].mean())
     # An idle engine's gauge can freeze at its last value: it holds nobody's blocks, and is not grown on.
     grow_usage = np.where(idle_now, 0.0, usage)
@@ -276,13 +311,22 @@ def _kv_usage(
     grow_weight = float(weight[said].sum()) + lost
     growth = float((weight[grow_rows] * grow_usage[grow_rows]).sum()) / grow_weight
     shrink_usage = np.where(idle_long, 0.0, np.where(stalled_rows, 1.0, usage))
-    warm = said & ~cold
+    warm = said if cold is None else said & ~cold
     gap = GapReason.KV_IMPLAUSIBLE if odd_zero.any() else None
     shrink_weight = float(weight[warm].sum()) + lost
     shrink = None
     if gap is None and shrink_weight > 0.0:
         shrink = (float((weight[warm] * shrink_usage[warm]).sum()) + lost) / shrink_weight
     return Usage(growth=growth, shrink=shrink, gap=gap), suspect, stalled
+
+
+def _mean_usage(values: Floats) -> float | None:
+    """Return usage weighted by capacity; None unless every engine says both."""
+    capacity = values[:, CAPACITY]
+    if not capacity.min() > 0.0:
+        return None
+    mean = float((capacity * values[:, USAGE]).sum() / capacity.sum())
+    return mean if mean == mean else None
 
 
 def _weights(capacity: Floats, rows: Mask) -> Floats:

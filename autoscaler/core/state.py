@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, gather, is_serving, join
+from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, Rows, gather, is_serving, join, load_rows
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
 from autoscaler.core.policy import Policy
@@ -120,10 +120,11 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         joined = join(target.pods, engines.keys, policy.pending)
     window_s = policy.score.window_s
     memory, current, increase = remember_engines(state.memory, engines, at, window_s, target.pods)
-    row, known = _fleet_row(state, policy, joined, engines, increase, waiting_of(memory, joined), at)
+    said = load_rows(policy, engines, joined, at)
+    row, known = _fleet_row(state, joined, engines, said, increase, waiting_of(memory, joined), at)
     rows, times = _trimmed(policy, (*state.rows, row), (*state.times, at))
     flat = known and _is_flat(policy, rows, times)
-    facts = gather(policy, snapshot, joined, current, flat)
+    facts = gather(policy, snapshot, joined, said, current, flat)
     model = state.model or new_model(policy.demand.prior, at)
     if policy.demand.learn:
         model = learn(model, policy.demand.prior, engines, increase, at)
@@ -157,32 +158,33 @@ def _goes_on(policy: Policy, times: tuple[float, ...], at: float) -> bool:
 
 
 def _fleet_row(
-    state: State, policy: Policy, joined: Join, engines: Engines, increase: Increase, waiting: float, at: float
+    state: State, joined: Join, engines: Engines, said: Rows, increase: Increase, waiting: float, at: float
 ) -> tuple[FleetRow, bool]:
     """Return the fleet's next row, and whether every serving engine's request counters are known.
 
     An engine covers a tick when all that demand is made of is known of it: the work is never taken for none.
     """
-    counters, values = increase.counters, engines.values
+    counters, load = increase.counters, engines.values[:, LOAD]
     added = np.zeros(len(SUMS))
-    missing = np.isnan(counters)
-    clean = np.where(missing, 0.0, counters) if missing.any() else counters
-    added[: clean.shape[1]] = clean.sum(axis=0)
+    sums, complete, known = counters.sum(axis=0), said.fresh & joined.serving, bool(said.fresh.any())
+    if np.isnan(sums).any() or np.isnan(load.sum()):
+        missing = np.isnan(counters)
+        sums = np.where(missing, 0.0, counters).sum(axis=0)
+        known = known and not missing[complete][:, REQUESTS].any()
+        complete = complete & ~np.isnan(load).any(axis=1) & ~missing[:, WORK].any(axis=1)
+    if not complete.all():
+        load = load[complete]
+    added[: len(sums)] = sums
     for name, place in (("ttft", "first_tokens"), ("itl", "itl_count")):
         histogram = increase.histograms.get(name)
         added[SUMS[place]] = float(histogram.counts[-1]) if histogram is not None else 0.0
-    stale_after = policy.signals.vllm.stale_after_s if policy.signals.vllm is not None else 15.0
-    fresh = joined.serving & (at - values[:, COLUMN["read_at"]] <= stale_after)
-    load = values[:, LOAD]
-    complete = fresh & ~np.isnan(load).any(axis=1) & ~missing[:, WORK].any(axis=1)
-    added[SUMS["running"]] = load[complete, 0].sum()
-    added[SUMS["kv_tokens"]] = (load[complete, 1] * load[complete, 2]).sum()
+    added[SUMS["running"]] = load[:, 0].sum()
+    added[SUMS["kv_tokens"]] = (load[:, 1] * load[:, 2]).sum()
     added[SUMS["ticks"]] = 1.0
     added[SUMS["covered"]] = joined.count_pods(complete)
     added[SUMS["expected"]] = joined.ready
     added[SUMS["spanned"]] = increase.elapsed[complete].sum() / joined.engines_per_pod
     added[SUMS["waiting"]] = waiting
-    known = bool(fresh.any()) and not missing[fresh][:, REQUESTS].any()
     return next_row(state.rows[-1] if state.rows else None, at, added, increase), known
 
 

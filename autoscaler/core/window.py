@@ -57,6 +57,7 @@ class EngineMemory:
         idle_polls: polls in a row with nothing running, nothing waiting and flat token counters.
         zero_polls: polls in a row with KV usage exactly 0 while requests run.
         flat_since: since when the token counters have not moved while requests run; +Inf when they move or none run.
+        steady: every engine was read anew and generates, none reads an odd zero.
     """
 
     keys: tuple[EngineKey, ...]
@@ -65,6 +66,7 @@ class EngineMemory:
     idle_polls: Ints
     zero_polls: Ints
     flat_since: Floats
+    steady: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -240,6 +242,7 @@ def _next_memory(
             idle_polls=none,
             zero_polls=none,
             flat_since=np.full(count, np.inf),
+            steady=True,
         )
     idle_polls = np.where(fresh, np.where(idle, previous.idle_polls + 1, 0), previous.idle_polls)
     zero_polls = np.where(fresh, np.where(zero, previous.zero_polls + 1, 0), previous.zero_polls)
