@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,15 +56,16 @@ def measure_demand(
         return DemandWindow(terms=empty.terms, latest=Demand(gap=GapReason.NO_CAPACITY), prompt_per_request=None)
     picked: list[FleetRow] = []
     for index in range(count, -1, -1):
-        position = row_at(times, times[-1] - index * bin_s)
-        if position >= 0 and times[-1] - index * bin_s - times[position] <= policy.interval_s + 1.0:
+        edge = times[-1] - index * bin_s
+        position = row_at(times, edge)
+        if position >= 0 and edge - times[position] <= policy.interval_s + 1.0:
             picked.append(rows[position])
     if len(picked) < MIN_BINS + 1:
         return empty
     sums = np.array([row.sums for row in picked])
-    delta = np.diff(sums, axis=0)
+    delta = sums[1:] - sums[:-1]
     prompt = _prompt_per_request(sums)
-    seconds = spanned_seconds(delta, np.diff(np.array([row.at for row in picked])))
+    seconds = spanned_seconds(delta, np.array([new.at - old.at for old, new in pairwise(picked)]))
     terms = _terms(policy, line, capacity, delta, seconds, prompt or 0.0)
     expected = delta[:, SUMS["expected"]]
     covered = (expected > 0.0) & (delta[:, SUMS["covered"]] >= policy.demand.min_coverage * expected)

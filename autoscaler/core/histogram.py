@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -82,14 +83,22 @@ def slowest(bounds: Sequence[float], cumulative: Floats) -> float:
 
 def deviation(bounds: Sequence[float], cumulative: Floats) -> float:
     """Return the standard deviation with each observation at the middle of its bucket; NaN without observations."""
-    counts = np.diff(np.maximum.accumulate(cumulative), prepend=0.0)
-    total = float(counts.sum())
+    counts = np.maximum.accumulate(cumulative)
+    total = float(counts[-1])
     if not total > 0.0:
         return math.nan
+    counts[1:] = counts[1:] - counts[:-1]
+    middles = _middles(tuple(bounds))
+    weighted = middles * counts
+    mean = float(weighted.sum()) / total
+    return math.sqrt(max(0.0, float((weighted * middles).sum()) / total - mean * mean))
+
+
+@lru_cache(maxsize=64)
+def _middles(bounds: tuple[float, ...]) -> Floats:
+    """Return the middle of each bucket; of the last one its lower bound."""
     finite = np.asarray([*bounds[:-1], bounds[-2]])
-    middles = finite - np.diff(finite, prepend=0.0) / 2.0
-    mean = float((middles * counts).sum()) / total
-    return math.sqrt(max(0.0, float((middles * middles * counts).sum()) / total - mean * mean))
+    return finite - np.diff(finite, prepend=0.0) / 2.0
 
 
 def union(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, ...]:

@@ -1,40 +1,20 @@
 """The trigger mode: what kind of situation a snapshot shows."""
 
 import math
-from itertools import pairwise
-from statistics import median
+from collections.abc import Callable
 
 from autoscaler.core.guards import Tick
 from autoscaler.core.histogram import deviation
 from autoscaler.core.types import Mode
 from autoscaler.core.window import SUMS, histogram_between, row_at
 
-SPIKE_FACTOR, SPIKE_WINDOWS, SPIKE_HISTORY = 2.0, 3, 10
 LONG_CONTEXT_TOKENS_PER_S, LONG_CONTEXT_KV, LONG_CONTEXT_S = 5.0, 0.85, 10.0
 IDLE_GPU, FULL_BLOCKS = 0.30, 0.65
 
 
 def trigger_mode(tick: Tick) -> Mode:
     """Return the first mode that fits, the most urgent first."""
-    checks = (
-        (Mode.INFERENCE_BLOCKED, tick.facts.stalled),
-        (Mode.LONG_CONTEXT_BLOCK, _is_long_context(tick)),
-        (Mode.QPS_SPIKE, _is_spike(tick)),
-        (Mode.MEMORY_IMBALANCE, _is_imbalanced(tick)),
-        (Mode.BATCH_JITTER, _is_jittery(tick)),
-        (Mode.IDLE, tick.facts.idle),
-    )
-    return next((mode for mode, fits in checks if fits), Mode.NORMAL)
-
-
-def _is_spike(tick: Tick) -> bool:
-    """Tell whether the last three minutes each saw more than twice the hour's median of first tokens."""
-    totals = [total for _, total in tick.state.minutes]
-    counts = [after - before for before, after in pairwise(totals)]
-    if len(counts) < SPIKE_HISTORY:
-        return False
-    usual = median(counts)
-    return usual > 0.0 and all(count > SPIKE_FACTOR * usual for count in counts[-SPIKE_WINDOWS:])
+    return next((mode for mode, fits in CHECKS if fits(tick)), Mode.NORMAL)
 
 
 def _is_long_context(tick: Tick) -> bool:
@@ -63,6 +43,18 @@ def _is_jittery(tick: Tick) -> bool:
 
 def _is_imbalanced(tick: Tick) -> bool:
     """Tell whether the cards idle while most of the KV blocks are held."""
-    busy = [gpu.utilization for gpu in tick.snapshot.gpus if gpu.utilization is not None]
     usage = tick.facts.kv.growth
-    return bool(busy) and usage is not None and usage > FULL_BLOCKS and sum(busy) / len(busy) < IDLE_GPU
+    if usage is None or usage <= FULL_BLOCKS:
+        return False
+    busy = [gpu.utilization for gpu in tick.snapshot.gpus if gpu.utilization is not None]
+    return bool(busy) and sum(busy) / len(busy) < IDLE_GPU
+
+
+CHECKS: tuple[tuple[Mode, Callable[[Tick], bool]], ...] = (
+    (Mode.INFERENCE_BLOCKED, lambda tick: tick.facts.stalled),
+    (Mode.LONG_CONTEXT_BLOCK, _is_long_context),
+    (Mode.QPS_SPIKE, lambda tick: tick.state.spiking),
+    (Mode.MEMORY_IMBALANCE, _is_imbalanced),
+    (Mode.BATCH_JITTER, _is_jittery),
+    (Mode.IDLE, lambda tick: tick.facts.idle),
+)

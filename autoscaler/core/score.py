@@ -31,7 +31,7 @@ class Evidence:
         facts: this tick's load and supply.
         rows, times: the fleet's rows and their times, oldest first, this tick's last.
         plateaus: for each device the lowest use [bytes] since its pod became ready.
-        reserved: share of the card that the engines reserve at start; None when unknown.
+        guard: the out-of-memory guard HR in [0, 1]; None without a device whose memory is known.
         first_token_age_s: seconds since a first token was seen anywhere; None when never.
         pending_pods: Pending pods beyond those that we ordered.
     """
@@ -40,7 +40,7 @@ class Evidence:
     rows: tuple[FleetRow, ...]
     times: tuple[float, ...]
     plateaus: Mapping[DeviceKey, float]
-    reserved: float | None
+    guard: float | None
     first_token_age_s: float | None
     pending_pods: int
 
@@ -60,7 +60,7 @@ def score_snapshot(policy: Policy, snapshot: Snapshot, evidence: Evidence) -> Sc
     """Return the weighted pressure S = sum(w s) / sum(w) over the known parts, and what binds it."""
     samples = {sample.signal: sample for sample in snapshot.samples}
     weights = policy.score.weights
-    guard = memory_guard(snapshot.gpus, evidence.plateaus, evidence.reserved)
+    guard = evidence.guard
     memory = _memory(policy, snapshot, evidence, samples, guard)
     backlog = _backlog(policy, evidence, samples)
     latency = _latency(policy, evidence, samples)

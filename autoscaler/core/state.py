@@ -1,7 +1,9 @@
 """What is remembered between ticks: `absorb` takes a snapshot in, `advance` takes a decision's outcome in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +12,7 @@ from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, Rows, gather, i
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
 from autoscaler.core.policy import Policy
-from autoscaler.core.score import DeviceKey, Evidence
+from autoscaler.core.score import DeviceKey, Evidence, memory_guard
 from autoscaler.core.signals import COLUMN, FIRST_COUNTER
 from autoscaler.core.types import (
     Decision,
@@ -27,6 +29,7 @@ from autoscaler.core.types import (
 from autoscaler.core.window import SUMS, EngineMemory, FleetRow, Increase, next_row, remember_engines, row_at
 
 STARTS_KEPT = 30
+SPIKE_FACTOR, SPIKE_WINDOWS, SPIKE_HISTORY = 2.0, 3, 10
 MINUTES_KEPT = 60
 FORECAST_EVERY_S = 60.0
 MIN_REALISED = 0.3
@@ -34,6 +37,7 @@ LONGEST_HOLE_S = 60.0
 """A stabilization window with a longer hole in it is not full: it starts afresh."""
 LOAD = [COLUMN[name] for name in ("num_requests_running", "kv_cache_usage", "kv_capacity_tokens")]
 WORK = [COLUMN[name] - FIRST_COUNTER for name in ("prompt_tokens", "generation_tokens")]
+RESERVED = COLUMN["gpu_memory_utilization"]
 REQUESTS = [COLUMN[name] - FIRST_COUNTER for name in ("generation_tokens", "requests_finished")]
 FRESH_REASONS = frozenset({Reason.SCALED_TO_ZERO, Reason.OTHER_OWNER})
 """After these, windows and cooldowns start afresh."""
@@ -64,6 +68,8 @@ class State:
         rows, times: the fleet's rows, oldest first, and their times.
         starts: the last seconds from created to ready.
         last_restart_at: when a container restart was last noticed.
+        devices: what `plateaus` and `guard` were made of.
+        plateaus: for each device the lowest use [bytes] while its pod served. guard: the out-of-memory guard HR.
         first_token_at: when a first token was last seen.
         scores: (at, score) for the score forecaster.
         recommendations: what ticks in a row recommended, for the stabilization windows, oldest first.
@@ -71,7 +77,7 @@ class State:
         forecasts: (due at, demand expected then), one a minute; `forecast_at` is when the last was made.
         errors: relative errors of forecasts that fell due: realised / expected - 1.
         saturated_s: for how long in all the backlog was critical and growing.
-        minutes: (at, first tokens since the daemon's start) once a minute.
+        minutes: (at, first tokens since the daemon's start) once a minute. spiking: what `is_spike` says of them.
         doubled_polls: polls in a row with a whole multiple of the pods that the replicas explain.
     """
 
@@ -84,7 +90,9 @@ class State:
     pods: Mapping[str, PodMemory] = field(default_factory=dict)
     starts: tuple[float, ...] = ()
     last_restart_at: float | None = None
+    devices: tuple[object, ...] = ()
     plateaus: Mapping[DeviceKey, float] = field(default_factory=dict)
+    guard: float | None = None
     first_token_at: float | None = None
     scores: tuple[Point, ...] = ()
     recommendations: tuple[Recommended, ...] = ()
@@ -98,6 +106,7 @@ class State:
     errors: tuple[float, ...] = ()
     saturated_s: float = 0.0
     minutes: tuple[Point, ...] = ()
+    spiking: bool = False
     no_score_since: float | None = None
     doubled_polls: int = 0
 
@@ -131,6 +140,12 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     pods, starts, restarted = state.pods, state.starts, False
     if not same_pods:
         pods, starts, restarted = _watch_pods(state, target.pods)
+    minutes = _minutes(state.minutes, at, float(row.sums[SUMS["first_tokens"]]))
+    devices = (snapshot.gpus, joined, reserved_share(engines))
+    plateaus, guard = state.plateaus, state.guard
+    if not (said.whole and _same(devices, state.devices)):
+        plateaus = _plateaus(plateaus, snapshot, joined) if snapshot.gpus else plateaus
+        guard = memory_guard(snapshot.gpus, plateaus, devices[2])
     first_tokens = row.sums[SUMS["first_tokens"]]
     moved = bool(state.rows) and first_tokens > state.rows[-1].sums[SUMS["first_tokens"]]
     return replace(
@@ -144,12 +159,32 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         pods=pods,
         starts=starts,
         last_restart_at=at if restarted else state.last_restart_at,
-        plateaus=_plateaus(state.plateaus, snapshot, joined) if snapshot.gpus else state.plateaus,
+        devices=devices,
+        plateaus=plateaus,
+        guard=guard,
         first_token_at=at if moved else state.first_token_at,
-        minutes=_minutes(state.minutes, at, float(first_tokens)),
+        minutes=minutes,
+        spiking=state.spiking if minutes is state.minutes else is_spike(minutes),
         recommendations=state.recommendations if _goes_on(policy, state.times, at) else (),
         doubled_polls=_doubled_polls(policy, state.doubled_polls, snapshot, joined),
     )
+
+
+def _same(left: tuple[object, ...], right: tuple[object, ...]) -> bool:
+    """Tell whether two tuples hold the very same objects, or equal numbers."""
+    pairs = zip(left, right, strict=False)
+    return len(left) == len(right) and all(
+        one is other or (one == other and type(one) is float) for one, other in pairs
+    )
+
+
+def reserved_share(engines: Engines) -> float | None:
+    """Return the smallest share of a card that an engine reserves at start; None when none says."""
+    column = engines.values[:, RESERVED]
+    lowest = float(column.min(initial=np.inf))
+    if lowest != lowest:
+        lowest = float(np.fmin.reduce(column, initial=np.inf))
+    return lowest if lowest < np.inf else None
 
 
 def _goes_on(policy: Policy, times: tuple[float, ...], at: float) -> bool:
@@ -273,8 +308,6 @@ def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
     """Return what the score reads of the state. The snapshot must have been absorbed."""
     if state.facts is None or state.joined is None or not state.times or state.times[-1] != snapshot.at:
         raise ValueError("the snapshot has not been absorbed into the state")
-    reserved = snapshot.engines.values[:, COLUMN["gpu_memory_utilization"]]
-    said = reserved[~np.isnan(reserved)]
     grace = policy.pending.grace_s
     ordered = sum(change for at, change in state.changes if change > 0 and snapshot.at - at <= grace)
     return Evidence(
@@ -282,7 +315,7 @@ def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
         rows=state.rows,
         times=state.times,
         plateaus=state.plateaus,
-        reserved=float(said.min()) if len(said) else None,
+        guard=state.guard,
         first_token_age_s=None if state.first_token_at is None else snapshot.at - state.first_token_at,
         pending_pods=max(0, len(state.joined.starting) - ordered),
     )
@@ -384,6 +417,19 @@ def growing_s(policy: Policy, state: State, decision_backlog: float | None) -> f
 def _saturated(policy: Policy, state: State, decision: Decision) -> float:
     backlog = decision.score.part("backlog").value if decision.score is not None else None
     return growing_s(policy, state, backlog)
+
+
+def is_spike(minutes: Sequence[tuple[float, float]]) -> bool:
+    """Tell whether the last three minutes each saw more than twice the hour's median of first tokens.
+
+    Args:
+        minutes: (at, first tokens so far) once a minute.
+    """
+    counts = [after - before for (_, before), (_, after) in pairwise(minutes)]
+    if len(counts) < SPIKE_HISTORY:
+        return False
+    usual = median(counts)
+    return usual > 0.0 and all(count > SPIKE_FACTOR * usual for count in counts[-SPIKE_WINDOWS:])
 
 
 NO_ENGINES = Engines(keys=(), values=np.empty((0, len(COLUMN))), histograms={})
