@@ -69,8 +69,9 @@ def measure_demand(
     terms = _terms(policy, line, capacity, delta, seconds, prompt or 0.0)
     expected = delta[:, SUMS["expected"]]
     covered = (expected > 0.0) & (delta[:, SUMS["covered"]] >= policy.demand.min_coverage * expected)
-    terms[:, ~covered] = np.nan
-    if int(covered.sum()) < MIN_BINS or not covered[-1]:
+    if not covered.all():
+        terms[:, ~covered] = np.nan
+    if np.count_nonzero(covered) < MIN_BINS or not covered[-1]:
         return DemandWindow(terms=terms, latest=nothing, prompt_per_request=prompt)
     itl, kv, sequences = (float(value) for value in terms[:, -1])
     return DemandWindow(terms=terms, latest=Demand(itl=itl, kv=kv, sequences=sequences), prompt_per_request=prompt)
@@ -96,11 +97,13 @@ def _terms(policy: Policy, line: StepTime, capacity: Capacity, delta: Floats, se
     prefill = np.maximum(arriving, 0.0) / seconds
     generated = delta[:, SUMS["generation_tokens"]] / seconds
     running = delta[:, SUMS["running"]]
-    context = np.where(running > 0.0, delta[:, SUMS["kv_tokens"]] / np.where(running > 0.0, running, 1.0), prompt)
+    context = delta[:, SUMS["kv_tokens"]] / np.maximum(running, 1e-9)
+    if not running.all():
+        context[running <= 0.0] = prompt
     work = line.cp * prefill + (line.cb + line.ck * context) * generated
     itl = policy.slo.itl.seconds if policy.slo.itl is not None else math.inf
     room = max(MAX_BASE_SHARE, 1.0 - line.c0 / (policy.demand.itl_share * itl))
     kv_tokens = capacity.kv_tokens or math.inf
     resident = generated * context * line.c0 / (policy.demand.kv_share * kv_tokens)
     sequences = generated * line.c0 / (policy.demand.sequence_share * capacity.sequences)
-    return np.stack((work / room, work + resident, work + sequences))
+    return np.array((work / room, work + resident, work + sequences))

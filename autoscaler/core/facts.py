@@ -134,7 +134,7 @@ class Facts:
     Args:
         ready: ready replicas that are awake, in replicas.
         loading: replicas ordered and on their way, inside their grace.
-        overdue: pods on their way for longer than the grace.
+        overdue: pods on their way for once to twice as long as the health fuse allows.
         stuck: pods without a node for longer than allowed.
         expected, known: pods that should report, and that did, freshly.
         cold: of the known, ready for less than the warm-up.
@@ -226,7 +226,7 @@ def gather(policy: Policy, snapshot: Snapshot, joined: Join, rows: Rows, memory:
         cold = rows.load & (at - joined.ready_at < policy.score.warm_up_s)
     lost = (serving_pods - known) * joined.engines_per_pod
     kv, suspect, stalled = _kv_usage(engines, memory, rows, cold, lost, at)
-    grace = policy.pending.grace_s
+    grace, late_s = policy.pending.grace_s, policy.health.ready_within_s
     young = sum(1 for created in joined.starting if at - created <= grace)
     ordered = snapshot.target.current_replicas * per
     missing_pods = max(0, ordered - joined.live)
@@ -234,7 +234,7 @@ def gather(policy: Policy, snapshot: Snapshot, joined: Join, rows: Rows, memory:
     return Facts(
         ready=ready,
         loading=-(-loading // per),
-        overdue=len(joined.starting) - young,
+        overdue=sum(1 for created in joined.starting if late_s < at - created < 2.0 * late_s),
         stuck=sum(1 for since in joined.unschedulable if at - since > policy.pending.unschedulable_after_s),
         expected=serving_pods,
         known=known,

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 
 from autoscaler.core.demand import DemandWindow
 from autoscaler.core.policy import Forecaster, Policy, Prediction
-from autoscaler.core.types import Floats, Forecast, Regime
+from autoscaler.core.types import Forecast, Regime
 
 NEW_BINS = 4
 MIN_CHANGE = 0.5
@@ -48,7 +48,7 @@ def forecast_demand(
         return Forecast(horizon_s=horizon_s, gap=window.latest.gap, regimes=regimes)
     prediction = policy.prediction
     quantile = error_quantile(prediction, errors)
-    fits = [_fit(prediction, window.terms[index], at, regimes[index]) for index in range(len(window.terms))]
+    fits = [_fit(prediction, bins, at, regime) for bins, regime in zip(window.terms.tolist(), regimes, strict=True)]
     # On top of a trend a jump must not forecast less than the trend alone would: both count when a regime begins.
     likely = [*fits, *(fit.before for fit in fits if fit.before is not None)]
     ahead = horizon_s / prediction.bin_s
@@ -75,8 +75,7 @@ def _whole(replicas: float) -> int:
     return math.ceil(replicas - 1e-9)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(NamedTuple):
     """Level now, slope a bin, residual deviation, and their regime; if it begins now, the fit without it."""
 
     level: float
@@ -86,17 +85,17 @@ class _Fit:
     before: "_Fit | None" = None
 
 
-def _fit(prediction: Prediction, bins: Floats, at: float, regime: Regime) -> _Fit:
+def _fit(prediction: Prediction, bins: Sequence[float], at: float, regime: Regime) -> _Fit:
     """Return the fit of one term. The newest bin may start a new regime."""
     fresh = _bins_since(prediction, at, regime, len(bins))
-    values = [value for value in bins[len(bins) - fresh :].tolist() if value == value]
+    values = [value for value in bins[len(bins) - fresh :] if value == value]
     if regime.since is not None and fresh < NEW_BINS:
         return _young_fit(values, regime)
     fit = _trend_fit(prediction, values, regime if fresh < len(bins) else Regime(relative_sd=regime.relative_sd))
     if not _is_change(prediction, values):
         return fit
     young = _young_fit(values[-1:], Regime(since=at, relative_sd=regime.relative_sd))
-    return replace(young, before=fit)
+    return young._replace(before=fit)
 
 
 def _young_fit(values: Sequence[float], regime: Regime) -> _Fit:

@@ -339,14 +339,11 @@ def blow_fuse(tick: Tick, proposal: Proposal) -> Proposal:
     unhealthy = facts.broken / facts.live if facts.live else 0.0
     if unhealthy > settings.max_unhealthy_share:
         return _held(proposal, Reason.HEALTH_FUSE, f"{facts.broken} of {facts.live} pods crash or cannot be pulled")
-    last_up = tick.state.last_up_at
-    if facts.overdue and last_up is not None:
-        since = tick.snapshot.at - last_up
-        # Past twice the time one more step is risked: what kept the last pods from starting may be gone.
-        if settings.ready_within_s < since < 2.0 * settings.ready_within_s:
-            return _held(
-                proposal, Reason.HEALTH_FUSE, f"{facts.overdue} pods not ready {since:.0f}s after the last step"
-            )
+    if facts.overdue:
+        # Past twice the time one more step is risked: what kept these pods from starting may be gone.
+        return _held(
+            proposal, Reason.HEALTH_FUSE, f"{facts.overdue} pods not ready after {settings.ready_within_s:.0f}s"
+        )
     return proposal
 
 

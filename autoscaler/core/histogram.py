@@ -1,9 +1,11 @@
 """Classic histograms: quantiles, shares, and the merging of bucket layouts. Rules as Prometheus has them."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -33,22 +35,22 @@ def quantile(bounds: Sequence[float], cumulative: Floats, q: float) -> Quantile:
     """
     if len(bounds) < 2 or bounds[-1] != math.inf:
         return Quantile(value=math.nan)
-    counts = np.maximum.accumulate(cumulative)
-    total = float(counts[-1])
+    counts: list[float] = list(accumulate(cumulative.tolist(), max))
+    total = counts[-1]
     if not total > 0.0:
         return Quantile(value=math.nan)
     if q < 0.0 or q > 1.0:
         return Quantile(value=-math.inf if q < 0.0 else math.inf)
     rank = q * total
-    index = int(np.searchsorted(counts, rank, side="left"))
+    index = bisect_left(counts, rank)
     if index >= len(bounds) - 1:
         return Quantile(value=bounds[-2], censored=True)
     upper = bounds[index]
     if index == 0 and upper <= 0.0:
         return Quantile(value=upper)
     lower = bounds[index - 1] if index else 0.0
-    below = float(counts[index - 1]) if index else 0.0
-    inside = float(counts[index]) - below
+    below = counts[index - 1] if index else 0.0
+    inside = counts[index] - below
     if inside <= 0.0:
         return Quantile(value=lower)
     return Quantile(value=lower + (upper - lower) * (rank - below) / inside)

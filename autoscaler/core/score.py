@@ -30,6 +30,8 @@ class Evidence:
     Args:
         facts: this tick's load and supply.
         rows, times: the fleet's rows and their times, oldest first, this tick's last.
+        recent: the fleet's row one score window ago, the oldest one when history is shorter; None with one row only.
+        increase: what the fleet's sums grew by since `recent`, by `SUMS`.
         plateaus: for each device the lowest use [bytes] since its pod became ready.
         guard: the out-of-memory guard HR in [0, 1]; None without a device whose memory is known.
         first_token_age_s: seconds since a first token was seen anywhere; None when never.
@@ -39,21 +41,19 @@ class Evidence:
     facts: Facts
     rows: tuple[FleetRow, ...]
     times: tuple[float, ...]
+    recent: FleetRow | None
+    increase: list[float] | None
     plateaus: Mapping[DeviceKey, float]
     guard: float | None
     first_token_age_s: float | None
     pending_pods: int
 
-    def window(self, seconds: float) -> FleetRow | None:
-        """Return the fleet's row `seconds` ago, the oldest one when history is shorter; None with one row only."""
-        if len(self.rows) < 2:
-            return None
-        return self.rows[max(0, min(row_at(self.times, self.times[-1] - seconds), len(self.rows) - 2))]
 
-    def increase(self, name: str, seconds: float) -> float | None:
-        """Return how much a counter of the fleet grew in the window; None without history."""
-        old = self.window(seconds)
-        return None if old is None else float(self.rows[-1].sums[SUMS[name]] - old.sums[SUMS[name]])
+def row_before(rows: tuple[FleetRow, ...], times: tuple[float, ...], seconds: float) -> FleetRow | None:
+    """Return the fleet's row `seconds` ago, the oldest one when history is shorter; None with one row only."""
+    if len(rows) < 2:
+        return None
+    return rows[max(0, min(row_at(times, times[-1] - seconds), len(rows) - 2))]
 
 
 def score_snapshot(policy: Policy, snapshot: Snapshot, evidence: Evidence) -> Score:
@@ -177,10 +177,9 @@ def _kv(evidence: Evidence, samples: Mapping[str, Sample]) -> tuple[float | None
 def _preemption(policy: Policy, evidence: Evidence) -> float:
     """Return c(preemptions / max(finished, 20) / full): small samples stay quiet."""
     full = policy.score.memory.preemption_full
-    preempted = evidence.increase("num_preemptions", policy.score.window_s)
-    finished = evidence.increase("requests_finished", policy.score.window_s)
-    if full <= 0.0 or preempted is None or finished is None:
+    if full <= 0.0 or evidence.increase is None:
         return 0.0
+    preempted, finished = evidence.increase[SUMS["num_preemptions"]], evidence.increase[SUMS["requests_finished"]]
     return clip(preempted / max(finished, MIN_FINISHED) / full)
 
 
@@ -280,13 +279,11 @@ def _queue_wait(
         return None
     if waiting <= 0.0:
         return 0.0
-    window = policy.score.window_s
-    old = evidence.window(window)
-    if old is None:
+    old, increase = evidence.recent, evidence.increase
+    if old is None or increase is None:
         return None
-    delta = evidence.rows[-1].sums - old.sums
-    first_tokens = float(delta[SUMS["first_tokens"]])
-    seconds = float(spanned_seconds(delta, np.asarray(evidence.rows[-1].at - old.at)))
+    first_tokens = increase[SUMS["first_tokens"]]
+    seconds = float(spanned_seconds(np.array(increase), np.asarray(evidence.rows[-1].at - old.at)))
     if first_tokens > 0.0:
         little = waiting * seconds / first_tokens
     elif evidence.first_token_age_s is not None:
@@ -393,7 +390,7 @@ def _observations(policy: Policy, evidence: Evidence, name: str) -> FleetHistogr
         return GapReason.FAMILY_MISSING
     found: FleetHistogram | None = None
     while True:
-        old = evidence.window(seconds)
+        old = row_before(evidence.rows, evidence.times, seconds)
         if old is None:
             return GapReason.NO_HISTORY
         found = histogram_between(old, latest, name)

@@ -12,7 +12,7 @@ from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, Rows, gather, i
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
 from autoscaler.core.policy import Policy
-from autoscaler.core.score import DeviceKey, Evidence, memory_guard
+from autoscaler.core.score import DeviceKey, Evidence, memory_guard, row_before
 from autoscaler.core.signals import COLUMN, FIRST_COUNTER
 from autoscaler.core.types import (
     Decision,
@@ -310,10 +310,13 @@ def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
         raise ValueError("the snapshot has not been absorbed into the state")
     grace = policy.pending.grace_s
     ordered = sum(change for at, change in state.changes if change > 0 and snapshot.at - at <= grace)
+    recent = row_before(state.rows, state.times, policy.score.window_s)
     return Evidence(
         facts=state.facts,
         rows=state.rows,
         times=state.times,
+        recent=recent,
+        increase=None if recent is None else (state.rows[-1].sums - recent.sums).tolist(),
         plateaus=state.plateaus,
         guard=state.guard,
         first_token_age_s=None if state.first_token_at is None else snapshot.at - state.first_token_at,
