@@ -24,8 +24,10 @@ def _is_long_context(tick: Tick) -> bool:
     if usage is None or usage <= LONG_CONTEXT_KV or not running or position < 0:
         return False
     old, new = tick.state.rows[position], tick.state.rows[-1]
-    generated = float(new.sums[SUMS["generation_tokens"]] - old.sums[SUMS["generation_tokens"]])
-    return generated / (new.at - old.at) / running < LONG_CONTEXT_TOKENS_PER_S
+    delta = new.sums - old.sums
+    if not delta[SUMS["covered"]]:
+        return False
+    return float(delta[SUMS["generation_tokens"]]) / (new.at - old.at) / running < LONG_CONTEXT_TOKENS_PER_S
 
 
 def _is_jittery(tick: Tick) -> bool:
