@@ -137,4 +137,4 @@ def first_difference(left: object, right: object, path: str = "") -> str:
         pairs = enumerate(zip(left, right, strict=True))
         found = (first_difference(one, other, f"{path}[{index}]") for index, (one, other) in pairs)
         return next((difference for difference in found if difference), "")
-    return "" if left == right else f"{path}: recorded {left!r}, now {right!r}"
+    return "" if left == right and type(left) is type(right) else f"{path}: recorded {left!r}, now {right!r}"

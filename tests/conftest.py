@@ -1,10 +1,14 @@
-"""How hard Hypothesis searches, by HYPOTHESIS_PROFILE: `default` in every run, `nightly` when there is time.
+"""Options of all tests.
 
-Both draw new examples each time, under CI too; a failure prints the blob that reproduces it.
+How hard Hypothesis searches, by HYPOTHESIS_PROFILE: `default` in every run, `nightly` when there is time. Both draw new
+examples each time, under CI too; a failure prints the blob that reproduces it.
+
+`--update-golden` rewrites the golden decisions, for review as a diff.
 """
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -17,3 +21,14 @@ settings.register_profile(
 )
 settings.register_profile("nightly", settings.get_profile("default"), max_examples=1100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--update-golden`."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/*.decisions")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Return whether golden files are to be rewritten."""
+    return bool(request.config.getoption("--update-golden"))
