@@ -253,7 +253,9 @@ def test_a_changed_policy_goes_on_with_the_memory_and_another_target_without() -
     assert held is not None
     assert isinstance(held.action, Hold)
     replayer.change_policy(replace(P0, target=TargetRef(namespace="serving", deployment="other")))
-    assert (replayer.state.last_up_at, replayer.state.times) == (None, ())
+    forgotten = replayer.state
+    assert forgotten.last_up_at is None
+    assert forgotten.times == ()
 
 
 def raising_on(monkeypatch: pytest.MonkeyPatch, ticks: set[int]) -> None:
