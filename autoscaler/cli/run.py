@@ -22,6 +22,7 @@ from autoscaler.telemetry import Telemetry, configure_logging
 from autoscaler.web.server import Health, serve
 
 DEFAULT_LISTEN = "127.0.0.1:9090"
+LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 @click.command("run")
@@ -36,7 +37,13 @@ DEFAULT_LISTEN = "127.0.0.1:9090"
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where /metrics, /healthz and /readyz are.")
 @click.option("--kubeconfig", default="", help="Instead of KUBECONFIG, the pod's service account or ~/.kube/config.")
 @click.option("--context", default="", help="Context of the kubeconfig.")
-@click.option("--log-level", default="info", show_default=True, envvar="LOG_LEVEL")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    default="info",
+    show_default=True,
+    envvar="LOG_LEVEL",
+)
 @click.option("--log-format", type=click.Choice(["auto", "json", "console"]), default="auto", show_default=True)
 def command(
     policies: tuple[Path, ...],
