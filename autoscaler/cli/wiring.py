@@ -119,12 +119,12 @@ class Watchers:
     def tick(self, policy: str, snapshot: Snapshot, decision: Decision, outcome: Outcome, duration_s: float) -> None:
         """Pass a completed tick on."""
         self.failures.pop(policy, None)
-        self._telemetry.tick(policy, snapshot, decision, outcome, duration_s)
-        if self._recorder is not None:
+        if self._recorder is not None:  # first: what the log has shown, a killed process has recorded
             self._recorder.tick(policy, snapshot, decision, outcome, duration_s)
             if self._recorder.failure is not None and not self._said_failure:
                 self._said_failure = True
                 self._telemetry.recording_failed(self._recorder.failure)
+        self._telemetry.tick(policy, snapshot, decision, outcome, duration_s)
         self._health.completed(policy)
         for report in self._reports:
             report.tick(policy, snapshot, decision, outcome, duration_s)
