@@ -2,7 +2,7 @@
 
 from autoscaler.core.demand import Capacity, DemandWindow, measure_demand
 from autoscaler.core.forecast import forecast_demand, forecast_score, learned_horizon
-from autoscaler.core.guards import GUARDS, Tick, pressing, pressure, propose
+from autoscaler.core.guards import GUARDS, Tick, ordering_score, pressure, propose
 from autoscaler.core.mode import trigger_mode
 from autoscaler.core.policy import Policy, Sizing
 from autoscaler.core.score import score_snapshot
@@ -114,7 +114,7 @@ def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:
 def _missing_for_up(tick: Tick) -> str:
     if tick.score.value is None:
         return f"needs known parts of weight {tick.policy.score.min_known_weight:g}, has {tick.score.known_weight:.2f}"
-    if pressing(tick) is not None:
+    if ordering_score(tick) is not None:
         return f"{tick.facts.loading} replicas are loading"
     threshold = tick.policy.scale_up.threshold
     needs = [f"score {pressure(tick):.2f} of {threshold:g}"]

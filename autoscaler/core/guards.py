@@ -8,6 +8,7 @@ from autoscaler.core.facts import Facts
 from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
 from autoscaler.core.state import State, down_window_s, growing_s
 from autoscaler.core.types import Demand, Forecast, GapReason, Proposal, Reason, Score, Snapshot, Step
+from autoscaler.core.window import SUMS
 
 MEMORY_BRAKE = 0.5
 CHANGE_HOLD_S = 120.0
@@ -94,19 +95,33 @@ def pressing(tick: Tick) -> Reason | None:
     return Reason.UP_CRITICAL if any(part.weight > 0.0 for part in critical) else None
 
 
+def ordering_score(tick: Tick) -> Reason | None:
+    """Return why the score orders one replica beside what demand asks for; None when it does not.
+
+    The line may be wrong, so the weighted sum does so even when demand sees no need. A single critical part does so
+    only where demand cannot be known: p99 latency beside its SLO, or a cache filled as planned, is critical all day
+    long, and so it is in the minutes after a start or an outage, when demand is only not known yet.
+    """
+    pressed = pressing(tick)
+    if pressed is not Reason.UP_CRITICAL:
+        return pressed
+    rows = tick.state.rows
+    before = rows[-2].sums[SUMS["covered"]] if len(rows) > 1 else 0.0
+    coming = tick.forecast.gap is GapReason.NO_HISTORY and bool(rows) and rows[-1].sums[SUMS["covered"]] > before
+    return None if tick.forecast.up is not None or coming else pressed
+
+
 def _growth(tick: Tick) -> list[tuple[int, Reason]]:
     """Return the wishes to grow, each with its reason; the current count stands for no wish."""
     wishes = [(tick.current, Reason.STEADY)]
-    pressed = pressing(tick)
     if tick.policy.sizing is Sizing.SCORE:
+        pressed = pressing(tick)
         return [*wishes, (_sized_by_score(tick), pressed)] if pressed is not None else wishes
     if tick.forecast.up is not None:
         wishes.append((tick.forecast.up, Reason.UP_DEMAND))
-    # The line may be wrong: the score orders one replica even when demand sees no need. A single critical part does so
-    # only where demand is unknown: p99 latency beside its SLO, or a cache filled as planned, is critical all day long.
-    blind = tick.forecast.up is None
-    if (pressed is Reason.UP_SCORE or (pressed is not None and blind)) and tick.facts.loading == 0:
-        wishes.append((tick.current + 1, pressed))
+    ordering = ordering_score(tick)
+    if ordering is not None and tick.facts.loading == 0:
+        wishes.append((tick.current + 1, ordering))
     if tick.policy.emergency.enabled:
         wishes.extend(_urgent(tick))
     return wishes

@@ -243,11 +243,39 @@ class TestPropose:
     def test_pressing(self, parts: dict[str, float | None], asks: Reason | None) -> None:
         assert pressing(tick(score=score(parts))) is asks
 
-    def test_a_critical_part_orders_where_demand_is_unknown(self) -> None:
+    def test_a_critical_part_orders_where_demand_cannot_be_known(self) -> None:
         critical = score({"memory": 0.95})
         assert propose(tick(score=critical)).reason is Reason.DOWN_DEMAND
-        blind = propose(tick(score=critical, forecast=Forecast(horizon_s=180.0)))
+        blind = propose(tick(score=critical, forecast=Forecast(horizon_s=180.0, gap=GapReason.NO_CAPACITY)))
         assert (blind.replicas, blind.reason) == (5, Reason.UP_CRITICAL)
+
+    @pytest.mark.parametrize(
+        ("missing", "orders"),
+        [
+            pytest.param({}, False, id="known-in-three-minutes"),
+            pytest.param({"prompt_rate": None}, True, id="a-series-is-missing"),
+            pytest.param({"capacity": None}, True, id="no-capacity"),
+        ],
+    )
+    def test_after_a_start_demand_is_waited_for(self, missing: dict[str, Any], orders: bool) -> None:
+        world = World(POLICY, 4)
+        world.set(kv=0.2, running=8.0, prompt_rate=500.0, token_rate=40.0, request_rate=2.0, ttft_s=3.0)
+        world.set(**missing)
+        late = world.run(60, apply=False)[10]
+        # Latency is 1, memory 0.22: 0.25 + 0.40 x 0.22.
+        assert pressing(tick(score=late.score)) is Reason.UP_CRITICAL
+        assert bool(world.writes) is orders
+        assert orders or late.unblocks[0] == "up: score 0.34 of 0.7"
+
+    def test_after_an_outage_demand_is_waited_for(self) -> None:
+        world = World(POLICY, 4)
+        world.set(kv=0.2, running=8.0, prompt_rate=500.0, token_rate=40.0, request_rate=2.0, ttft_s=3.0)
+        world.run(90, apply=False)
+        world.silent = {one.uid for one in world.pods}
+        world.run(24, apply=False)
+        world.silent = set()
+        world.run(60, apply=False)
+        assert not world.writes
 
     def test_pressure_is_the_higher_of_measured_and_predicted(self) -> None:
         low = score(dict.fromkeys(CALM, 0.2))
