@@ -14,6 +14,7 @@ import yaml
 from autoscaler import __version__
 from autoscaler.errors import TargetError
 from autoscaler.ports import Clock
+from autoscaler.sources.kubernetes_slim import slim_client
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
@@ -91,7 +92,7 @@ class KubernetesApi:
         In this order: `kubeconfig` or `context`, the variable KUBECONFIG, the pod's service account, ~/.kube/config.
         Raises TargetError that says what is missing or wrong.
         """
-        # Its 700 models take a second to import: only who meets a cluster pays for them.
+        slim_client()
         from kubernetes_asyncio.client import Configuration
 
         configuration = Configuration()
