@@ -196,7 +196,7 @@ def require_evidence(tick: Tick, proposal: Proposal) -> Proposal:
 
 
 def count_pending(tick: Tick, proposal: Proposal) -> Proposal:
-    """Count ordered supply before asking for more, and leave a fleet in motion alone."""
+    """Count ordered supply before asking for more, and do not shrink a fleet that has lost readiness."""
     facts, target = tick.facts, tick.snapshot.target
     if proposal.replicas > proposal.current:
         if target.rollout_unhealthy:
@@ -208,10 +208,6 @@ def count_pending(tick: Tick, proposal: Proposal) -> Proposal:
     elif proposal.replicas < proposal.current:
         if facts.unready:
             return _held(proposal, Reason.UNREADY_PODS, f"{facts.unready} pods were ready and are not")
-        if target.rollout:
-            return _held(proposal, Reason.ROLLOUT, "a rollout is under way")
-        if tick.policy.scale_down.serialize_drain and facts.terminating:
-            return _held(proposal, Reason.DRAINING, f"{facts.terminating} pods terminate")
     return proposal
 
 
@@ -282,6 +278,21 @@ def stabilized(
     lowest = min([up, *(wish for age, wish, _ in history if age < up_window_s)])
     highest = max([keep, *(wish for age, _, wish in history if age < down_window_s)])
     return min(max(current, lowest), highest)
+
+
+def leave_in_motion(tick: Tick, proposal: Proposal) -> Proposal:
+    """Hold a shrink while a rollout is under way or, if asked for, while pods drain.
+
+    After the windows: what was recommended stands. Else the moment after our own step, when the Deployment's controller
+    has not yet seen it, would make the downward window start afresh.
+    """
+    if proposal.replicas >= proposal.current:
+        return proposal
+    if tick.snapshot.target.rollout:
+        return _held(proposal, Reason.ROLLOUT, "a rollout is under way")
+    if tick.policy.scale_down.serialize_drain and tick.facts.terminating:
+        return _held(proposal, Reason.DRAINING, f"{tick.facts.terminating} pods terminate")
+    return proposal
 
 
 def limit_step(tick: Tick, proposal: Proposal) -> Proposal:
@@ -388,6 +399,7 @@ GUARDS: tuple[Guard, ...] = (
     check_rebound,
     hold_dead_band,
     stabilize,
+    leave_in_motion,
     limit_step,
     limit_rate,
     hold_cooldown,

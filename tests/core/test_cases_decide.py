@@ -92,7 +92,9 @@ class TestC073RollingUpdateWithSurge:
     def test_no_shrink_during_a_rollout(self) -> None:
         world = self.world()
         world.press(0.0, 0.0, 0.0)
-        assert {decision.reason for decision in world.run(40)} == {Reason.ROLLOUT}
+        decisions = world.run(40)
+        assert not world.writes
+        assert {decision.reason for decision in decisions[20:]} == {Reason.ROLLOUT}
 
 
 class TestC075NewRevisionCrashes:

@@ -16,6 +16,7 @@ from autoscaler.core.guards import (
     hold_cooldown,
     hold_dead_band,
     keep_bounds,
+    leave_in_motion,
     limit_rate,
     limit_step,
     pressing,
@@ -331,17 +332,6 @@ def test_require_evidence(changes: dict[str, Any], reason: Reason | None) -> Non
         pytest.param(3, {}, None, id="down"),
         pytest.param(3, {"facts": facts(loading=2, stuck=2)}, None, id="cancel-what-has-not-started"),
         pytest.param(3, {"facts": facts(unready=1)}, Reason.UNREADY_PODS, id="unready"),
-        pytest.param(3, {"target": {"rollout": True}}, Reason.ROLLOUT, id="rollout"),
-        pytest.param(3, {"facts": facts(terminating=1)}, None, id="drains-side-by-side"),
-        pytest.param(
-            3,
-            {
-                "facts": facts(terminating=1),
-                "policy": replace(POLICY, scale_down=replace(POLICY.scale_down, serialize_drain=True)),
-            },
-            Reason.DRAINING,
-            id="drains-one-by-one",
-        ),
         pytest.param(4, {"facts": facts(stuck=1, unready=1)}, None, id="nothing-to-hold"),
     ],
 )
@@ -349,6 +339,36 @@ def test_count_pending(to: int, changes: dict[str, Any], reason: Reason | None) 
     given = proposal(to)
     found = count_pending(tick(**changes), given)
     check(found, given, *((4, reason) if reason else (to, given.reason)))
+
+
+ONE_BY_ONE = replace(POLICY, scale_down=replace(POLICY.scale_down, serialize_drain=True))
+
+
+@pytest.mark.parametrize(
+    ("to", "changes", "reason"),
+    [
+        pytest.param(3, {}, None, id="down"),
+        pytest.param(3, {"target": {"rollout": True}}, Reason.ROLLOUT, id="rollout"),
+        pytest.param(6, {"target": {"rollout": True}}, None, id="rollout-may-grow"),
+        pytest.param(3, {"facts": facts(terminating=1)}, None, id="drains-side-by-side"),
+        pytest.param(3, {"facts": facts(terminating=1), "policy": ONE_BY_ONE}, Reason.DRAINING, id="drains-one-by-one"),
+    ],
+)
+def test_leave_in_motion(to: int, changes: dict[str, Any], reason: Reason | None) -> None:
+    given = proposal(to)
+    found = leave_in_motion(tick(**changes), given)
+    check(found, given, *((4, reason) if reason else (to, given.reason)))
+
+
+def test_a_moment_of_rollout_does_not_start_the_downward_window_afresh() -> None:
+    world = World(P0, 4)
+    world.press(0.0, 0.0, 0.0)
+    world.run(10)
+    world.status = {"rollout": True}
+    world.run(1)
+    world.status = {}
+    world.run(10)
+    assert world.writes[0][0] == world.at - 15.0
 
 
 def test_count_pending_lets_urgent_growth_pass_what_loads() -> None:
@@ -699,6 +719,7 @@ def test_order_of_the_guards() -> None:
         "check_rebound",
         "hold_dead_band",
         "stabilize",
+        "leave_in_motion",
         "limit_step",
         "limit_rate",
         "hold_cooldown",
