@@ -205,9 +205,8 @@ def count_pending(tick: Tick, proposal: Proposal) -> Proposal:
             return _held(proposal, Reason.UNSCHEDULABLE, f"{facts.stuck} pods find no node")
         if tick.policy.sizing is Sizing.SCORE and facts.loading and not proposal.urgent:
             return _held(proposal, Reason.PENDING_CAPACITY, f"{facts.loading} replicas are loading")
-    elif proposal.replicas < proposal.current:
-        if facts.unready:
-            return _held(proposal, Reason.UNREADY_PODS, f"{facts.unready} pods were ready and are not")
+    elif proposal.replicas < proposal.current and facts.unready:
+        return _held(proposal, Reason.UNREADY_PODS, f"{facts.unready} pods were ready and are not")
     return proposal
 
 
