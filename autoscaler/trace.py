@@ -106,8 +106,9 @@ class Recorder:
         """Take note of one tick."""
         if self._file is None:
             return
-        known = self._known.setdefault(policy, delta.Known())
-        line = {"tick": policy, "outcome": outcome.value, **delta.encode(known, snapshot)}
+        if policy not in self._known:
+            self._known[policy] = delta.Known()
+        line = {"tick": policy, "outcome": outcome.value, **delta.encode(self._known[policy], snapshot)}
         self._write(line, {"decision": to_plain(decision), "duration_s": to_plain(duration_s)})
 
     def close(self) -> None:
@@ -237,11 +238,12 @@ class TraceReader:
         self._number = at_line
         tick = self._parse(tick_line, "tick", "outcome")
         policy = str(tick["tick"])
-        known = self._known.setdefault(policy, delta.Known(columns=self._columns))
+        if policy not in self._known:
+            self._known[policy] = delta.Known(columns=self._columns)
         try:
             event = TickLine(
                 policy=policy,
-                snapshot=delta.decode(known, tick),
+                snapshot=delta.decode(self._known[policy], tick),
                 outcome=Outcome(tick["outcome"]),
                 decision=recorded.get("decision"),
                 duration_s=to_number(recorded.get("duration_s")),

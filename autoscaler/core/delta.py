@@ -350,7 +350,7 @@ def _read_counts(known: Known, line: _Difference) -> None:
     elif "increments" in line:
         pairs = _read_ints(line["increments"])
         gains = np.zeros(known.counts.size + 1, dtype=np.int64)
-        gains[np.cumsum(pairs[0::2] + 1)] = pairs[1::2]
+        gains[np.add.accumulate(pairs[0::2] + 1)] = pairs[1::2]
         np.add.accumulate(gains, out=gains)
         before_row = np.repeat(gains[known.layout.starts], known.layout.widths)
         known.counts = _frozen(known.counts + (gains[1:] - before_row))
