@@ -15,6 +15,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from structlog.typing import EventDict, FilteringBoundLogger
 
+from autoscaler.actuators.dry_run import DryRunActuator
 from autoscaler.cli.wiring import Watchers, live_parts
 from autoscaler.core.policy import (
     Policy,
@@ -26,10 +27,11 @@ from autoscaler.core.policy import (
     VllmSignals,
 )
 from autoscaler.core.state import State
-from autoscaler.core.types import Action, Decision, Hold, Outcome, ScaleReplicas, Snapshot, TargetStatus
+from autoscaler.core.types import Action, Decision, Hold, Outcome, Reason, ScaleReplicas, Snapshot, TargetStatus
 from autoscaler.errors import ActuationError, PolicyError, Problem, TargetError
 from autoscaler.loop import RELOAD_EVERY_S, Parts, Supervisor, act, control, step
 from autoscaler.observe import observe
+from autoscaler.ports import Actuator
 from autoscaler.sim.serve import PageServer
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.telemetry import Telemetry
@@ -64,6 +66,7 @@ class Run:
         self.policies = {policy.name: policy for policy in policies}
         self.targets = {policy.name: WorldTarget(pressed(policy), self.clock) for policy in policies}
         self.sources: dict[str, tuple[WorldSource, ...]] = {}
+        self.actuators: dict[str, Actuator | None] = {}
         self.built: list[str] = []
         self.version = 0
         self.problems: tuple[Problem, ...] = ()
@@ -79,7 +82,8 @@ class Run:
             self.targets[policy.name] = WorldTarget(pressed(policy), self.clock)
         target = self.targets[policy.name]
         target.world.policy = policy
-        return parts_of(target, *self.sources.get(policy.name, ()))
+        parts = parts_of(target, *self.sources.get(policy.name, ()))
+        return replace(parts, actuator=self.actuators.get(policy.name) or parts.actuator)
 
     def read(self) -> Mapping[str, Policy]:
         if self.problems:
@@ -261,6 +265,29 @@ async def test_the_second_decision_equals_that_on_a_snapshot_with_the_reread_tar
     fresh = await step(P0, State(), replace(snapshot, target=await reread()), target, Watch(), reread)
     assert conflicted.decision == fresh.decision
     assert conflicted.snapshot.target == fresh.snapshot.target
+
+
+async def test_c152_a_dry_run_decides_as_live_does_up_to_the_first_write() -> None:
+    decisions: list[list[Decision]] = []
+    for actuator in (None, DryRunActuator()):
+        run = Run(named("a"))
+        target = run.targets["a"]
+        target.world.press(memory=0.2, backlog=0.2, latency=0.2)
+        target.before_read = lambda number, target=target: (
+            target.world.press(memory=1.0, backlog=1.0, latency=1.0) if number == 4 else None
+        )
+        run.actuators["a"] = actuator
+        await run.go(15.0 * 6)
+        await run.end()
+        assert [tick.outcome for tick in run.watch.ticks].count(Outcome.SIMULATED) == (actuator is not None)
+        assert len(target.writes) == (actuator is None)
+        decisions.append([tick.decision for tick in run.watch.ticks])
+    live, dry = decisions
+    first = next(index for index, one in enumerate(live) if isinstance(one.action, ScaleReplicas))
+    assert first == 4
+    assert live[: first + 1] == dry[: first + 1]
+    # What is only simulated starts a cooldown as well: a dry run says what it would do, not the same thing each tick.
+    assert [one.reason for one in dry[first + 1 :]] == [Reason.HELD_COOLDOWN] * 2
 
 
 class SlowWrite:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from autoscaler.clock import SystemClock
+from autoscaler.core.policy import VllmSignals
 from autoscaler.core.signals import COLUMN, ENGINE_COLUMNS
 from autoscaler.core.types import (
     EngineKey,
@@ -26,7 +27,9 @@ from autoscaler.core.types import (
 from autoscaler.errors import SourceError, TargetError
 from autoscaler.observe import MAX_PAUSE_S, merge, observe
 from autoscaler.ports import Source
-from tests.core.world import P0, START, World
+from autoscaler.sim.serve import PageServer
+from autoscaler.sources.vllm import VllmSource
+from tests.core.world import P0, START, World, pod
 from tests.fake_ports import ManualClock, Watch, WorldSource, WorldTarget
 
 STATUS = TargetStatus(namespace="serving", name="chat-a", current_replicas=2)
@@ -216,6 +219,27 @@ async def test_cancelled_in_mid_read_it_ends_and_leaves_nothing_behind() -> None
     await stream.run(2.0)
     assert asyncio.all_tasks() == before
     assert stream.snapshots == []
+
+
+async def test_c143_pods_are_scraped_at_the_address_they_have_now() -> None:
+    asked: list[str] = []
+
+    def page(address: str) -> str:
+        asked.append(address)
+        return "vllm:num_requests_running 1.0\n"
+
+    clock, pages = ManualClock(), PageServer(page)
+    source = VllmSource(VllmSignals(port=await pages.start()), clock)
+    await pages.follow({"127.10.8.2", "127.10.8.3"})
+    try:
+        for uid, ip in (("a", "127.10.8.2"), ("a", "127.10.8.3"), ("b", "127.10.8.2")):
+            reading = await source.read(replace(STATUS, pods=(pod("one", uid=uid, ip=ip),)), clock.now())
+            assert reading.engines is not None
+            assert [key.pod_uid for key in reading.engines.keys] == [uid]  # the pod's own, though the address is old
+    finally:
+        await source.close()
+        await pages.close()
+    assert asked == ["127.10.8.2", "127.10.8.3", "127.10.8.2"]
 
 
 def test_c150_the_clock_does_not_follow_the_wall_clock_back(monkeypatch: pytest.MonkeyPatch) -> None:

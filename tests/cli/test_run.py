@@ -19,6 +19,7 @@ from urllib.error import HTTPError
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from autoscaler.cli.main import run
@@ -29,7 +30,9 @@ from autoscaler.errors import TraceError
 from autoscaler.loop import Parts
 from autoscaler.policy_file import policy_from_plain, policy_to_plain
 from autoscaler.sources.deployment import RIGHTS, DeploymentTarget
+from autoscaler.telemetry import Telemetry
 from autoscaler.trace import read_trace
+from autoscaler.web.server import Health
 from tests.cli.cluster import PODS, Cluster, cluster
 from tests.core.world import P0, World
 from tests.fake_api import Fault
@@ -439,6 +442,22 @@ def test_c144_a_recording_holds_no_header_values(
     assert b"s3cr3t" not in zlib.decompress(trace.read_bytes(), 31)
     assert "s3cr3t" not in capsys.readouterr().out
     assert run(["replay", str(trace), "--verify"]) == 0
+
+
+def test_a_recording_that_fails_is_said_once_and_the_loop_goes_on(tmp_path: Path) -> None:
+    recorder, _ = open_recorder(tmp_path / "run.trace.gz", 0.0)
+    recorder.close()
+    recorder.failure = "run.trace.gz: recording stopped: No space left on device"
+    one = World(P0, 2)
+    snapshot, decision = one.snapshot(), one.decide()
+    with capture_logs() as lines:
+        telemetry = Telemetry(CollectorRegistry(), structlog.get_logger())
+        watchers = Watchers(telemetry, Health(ManualClock()), recorder)
+        watchers.started(P0)
+        for _ in range(3):
+            watchers.tick(P0.name, snapshot, decision, Outcome.UNCHANGED, 0.0)
+    assert [line["event"] for line in lines] == ["recording_stopped", "decision", "decision", "decision"]
+    assert lines[0]["problem"] == recorder.failure
 
 
 # --- what is said once ----------------------------------------------------------------------------------------------
