@@ -1,5 +1,6 @@
 """The step-time line t = c0 + cp P + cb B + ck K, learned online per target."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,11 @@ MIN_BUSY = 0.75
 SCALE = np.array([0.02, 60e-6, 20e-6, 40e-9])
 """Typical sizes of c0 [s], cp, cb [s/token, s/sequence], ck [s/token]: the ridge pulls by deviations from the prior
 in these units, with weight 1."""
+RUNNING = COLUMN["num_requests_running"]
+LEARNED_FROM = tuple(
+    COLUMN[name] - FIRST_COUNTER
+    for name in ("iterations", "generation_tokens", "itl_sum", "prompt_tokens", "cached_prompt_tokens")
+)
 LOWER = np.array([0.002, 2e-6, 0.0, 0.0])
 UPPER = np.array([0.2, 2000e-6, 2000e-6, 2000e-9])
 
@@ -59,8 +65,9 @@ def learn(model: StepModel, prior: StepTime, engines: Engines, increase: Increas
         return model
     decay = 0.5 ** ((at - model.at) / HALF_LIFE_S)
     weighted = design / seconds[:, None]
-    gram = model.gram * decay + weighted.T @ weighted
-    moment = model.moment * decay + weighted.sum(axis=0)
+    # Products first, then one sum along axis 0: a matrix product's last bits depend on the CPU (see `_solved`).
+    gram = model.gram * decay + np.add.reduce(weighted[:, :, None] * weighted[:, None, :], axis=0)
+    moment = model.moment * decay + np.add.reduce(weighted, axis=0)
     rows = model.rows + len(seconds)
     line = _solve(gram, moment, prior) if rows >= MIN_ROWS else model.line
     return StepModel(line=line, rows=rows, gram=gram, moment=moment, at=at)
@@ -68,25 +75,21 @@ def learn(model: StepModel, prior: StepTime, engines: Engines, increase: Increas
 
 def _rows(values: Floats, increase: Increase) -> tuple[Floats, Floats]:
     """Return the design matrix, shape (n, 4), and the seconds an iteration, shape (n,), of the engines that teach."""
-    column = {name: increase.counters[:, COLUMN[name] - FIRST_COUNTER] for name in _LEARNED_FROM}
-    running = COLUMN["num_requests_running"]
+    iterations, generated, itl_sum, prompt, cached = (increase.counters[:, column] for column in LEARNED_FROM)
+    elapsed, running = increase.elapsed, values[:, RUNNING]
     resident = values[:, COLUMN["kv_cache_usage"]] * values[:, COLUMN["kv_capacity_tokens"]]
-    iterations, generated = column["iterations"], column["generation_tokens"]
-    prefill = np.maximum(column["prompt_tokens"] - np.nan_to_num(column["cached_prompt_tokens"]), 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Each token but a request's first is one observation of ITL: their sum over their count is the mean step.
-        mean_itl = column["itl_sum"] / generated
-        busy = iterations * mean_itl >= MIN_BUSY * increase.elapsed
-        enough = (increase.was_running >= 2.0) & (values[:, running] >= 2.0) & (iterations >= MIN_ITERATIONS)
-        usable = busy & enough & (increase.elapsed > 0.0) & np.isfinite(resident) & np.isfinite(prefill)
-        steps = iterations[usable]
-        design = np.stack(
-            (np.ones(len(steps)), prefill[usable] / steps, generated[usable] / steps, resident[usable]), axis=1
-        )
-        return design, increase.elapsed[usable] / steps
-
-
-_LEARNED_FROM = ("iterations", "prompt_tokens", "cached_prompt_tokens", "generation_tokens", "itl_sum")
+    prefill = np.maximum(prompt - np.where(np.isnan(cached), 0.0, cached), 0.0)
+    # Each token but a request's first is one observation of ITL: their sum over their count is the mean step.
+    busy = (generated > 0.0) & (iterations * itl_sum >= MIN_BUSY * elapsed * generated) & (elapsed > 0.0)
+    enough = (increase.was_running >= 2.0) & (running >= 2.0) & (iterations >= MIN_ITERATIONS)
+    usable = busy & enough & np.isfinite(resident) & np.isfinite(prefill)
+    steps = iterations[usable]
+    design = np.empty((len(steps), 4))
+    design[:, 0] = 1.0
+    design[:, 1] = prefill[usable] / steps
+    design[:, 2] = generated[usable] / steps
+    design[:, 3] = resident[usable]
+    return design, elapsed[usable] / steps
 
 
 def _solve(gram: Floats, moment: Floats, prior: StepTime) -> StepTime:
@@ -94,18 +97,38 @@ def _solve(gram: Floats, moment: Floats, prior: StepTime) -> StepTime:
 
     The most negative coefficient is set to 0 and the rest solved again, until none is negative.
     """
-    start = np.array([prior.c0, prior.cp, prior.cb, prior.ck])
-    ridge = 1.0 / SCALE**2
-    left, right = gram + np.diag(ridge), moment + ridge * start
-    free = np.ones(4, dtype=bool)
-    solution = np.zeros(4)
-    while free.any():
-        solution = np.zeros(4)
-        # Columns differ by six orders of magnitude: solve in units of SCALE.
-        scaled = left[np.ix_(free, free)] * np.outer(SCALE[free], SCALE[free])
-        solution[free] = np.linalg.solve(scaled, right[free] * SCALE[free]) * SCALE[free]
-        if (solution >= 0.0).all():
+    # Columns differ by six orders of magnitude: solve in units of SCALE, in which the ridge is 1.
+    left = (gram * np.multiply.outer(SCALE, SCALE) + np.eye(4)).tolist()
+    right = (moment * SCALE + np.array([prior.c0, prior.cp, prior.cb, prior.ck]) / SCALE).tolist()
+    free = [0, 1, 2, 3]
+    solution = [0.0] * 4
+    while free:
+        found = _solved([[left[row][column] for column in free] for row in free], [right[row] for row in free])
+        solution = [0.0] * 4
+        for index, value in zip(free, found, strict=True):
+            solution[index] = value
+        lowest = min(free, key=solution.__getitem__)
+        if solution[lowest] >= 0.0:
             break
-        free[int(np.argmin(solution / SCALE))] = False
-    c0, cp, cb, ck = (float(value) for value in np.clip(solution, LOWER, UPPER))
+        free.remove(lowest)
+    c0, cp, cb, ck = np.clip(np.array(solution) * SCALE, LOWER, UPPER).tolist()
     return StepTime(c0=c0, cp=cp, cb=cb, ck=ck)
+
+
+def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Return x of A x = b for a symmetric positive definite A, whose elimination needs no pivots.
+
+    In plain Python: the last bits of BLAS and LAPACK depend on the CPU, and a replay is equal to the bit on any.
+    """
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for index, pivot in enumerate(rows):
+        for below in range(index + 1, len(rows)):
+            factor = rows[below][index] / pivot[index]
+            rows[below] = [value - factor * above for value, above in zip(rows[below], pivot, strict=True)]
+    solution = [0.0] * len(rows)
+    for index in range(len(rows) - 1, -1, -1):
+        rest = rows[index][-1]
+        for known in range(index + 1, len(rows)):
+            rest -= rows[index][known] * solution[known]
+        solution[index] = rest / rows[index][index]
+    return solution
