@@ -159,7 +159,8 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         pods=pods,
         starts=starts,
         last_restart_at=at if restarted else state.last_restart_at,
-        devices=devices,
+        # What a sleep leaves of the plateaus is not what the same readings make of them awake.
+        devices=devices if said.whole else (),
         plateaus=plateaus,
         guard=guard,
         first_token_at=at if moved else state.first_token_at,

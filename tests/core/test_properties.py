@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autoscaler.actuators.dry_run import DryRunActuator
@@ -581,6 +581,16 @@ def test_decisions_follow_from_values_alone(policy: Policy, replicas: int, story
         other = advance(policy, other, copy.deepcopy(decision), outcome)
 
 
+@example(
+    policy=DEFAULT,
+    replicas=1,
+    story=[
+        Phase(ticks=3, memory_left=0.1),
+        Phase(ticks=2, memory_left=0.1, asleep=True),
+        Phase(ticks=2, memory_left=0.1),
+        Phase(ticks=3, memory_left=0.02),
+    ],
+)
 @given(policy=policies, replicas=st.integers(1, 6), story=stories)
 def test_objects_that_stay_the_same_decide_as_their_copies(policy: Policy, replicas: int, story: list[Phase]) -> None:
     """What a live source may share between ticks (pods, keys, rows of histograms) changes nothing."""
