@@ -60,8 +60,8 @@ class SourceError(AutoscalerError):
 class TargetError(AutoscalerError):
     """The target could not be read: no snapshot this tick, try again next tick.
 
-    `reason` is one of `target_not_found`, `forbidden`, `unauthorized`, `unreachable`, `throttled`, `bad_body`.
-    `retry_after_s` is the server's own wish, when it gave one.
+    `reason` is one of `target_not_found`, `forbidden`, `unauthorized`, `unreachable`, `throttled`, `bad_body`,
+    `conflict`, `invalid`. `retry_after_s` is the server's own wish, when it gave one.
     """
 
     def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:
@@ -74,7 +74,8 @@ class TargetError(AutoscalerError):
 class ActuationError(AutoscalerError):
     """A write was refused or its fate is unknown; the outcome is FAILED and the next tick decides afresh.
 
-    `reason` is one of `conflict`, `forbidden`, `unauthorized`, `target_not_found`, `throttled`, `invalid`, `unreachable`.
+    `reason` is one of `conflict`, `forbidden`, `unauthorized`, `target_not_found`, `throttled`, `invalid`,
+    `unreachable`.
     """
 
     def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:

@@ -75,7 +75,7 @@ def command(hours: float, seed: int, policy: Path | None, report: Path, record: 
         policy=chosen,
         summary=summary,
         events=scenario.events,
-        note=f"autoscaler {__version__}, simulated replicas of {scenario.profile.name}, seed {seed}, recorded in {record}",
+        note=f"autoscaler {__version__}, simulated replicas of {scenario.profile.name}, seed {seed}; see {record}",
     )
     _print_summary(console, summary, collector, time.monotonic() - started)
     console.print(
