@@ -21,7 +21,8 @@ from autoscaler.core.policy import (
     WithinSlo,
 )
 from autoscaler.core.score import guard_level, memory_guard
-from autoscaler.core.types import Attribution, Decision, GapReason, Gpu, Part, Reason, Score
+from autoscaler.core.signals import COLUMN
+from autoscaler.core.types import Attribution, Decision, EngineKey, GapReason, Gpu, Part, Reason, Score, Snapshot
 from tests.core.world import World
 
 MIB = 1024.0 * 1024.0
@@ -262,6 +263,43 @@ class TestFramebufferSource:
     def test_without_either(self) -> None:
         found = part(World(self.policy, 1), "memory")
         assert (found.value, found.shrink_value, found.gap) == (None, None, GapReason.EMPTY)
+
+
+def two_engines_a_pod(world: World) -> World:
+    """Return the world with a second engine in each pod, asleep."""
+    alone = world.snapshot
+
+    def snapshot() -> Snapshot:
+        one = alone()
+        keys = tuple(EngineKey(key.pod_uid, engine) for key in one.engines.keys for engine in ("0", "1"))
+        values = one.engines.values.repeat(2, axis=0)
+        values[1::2, COLUMN["asleep"]] = 1.0
+        return replace(one, engines=replace(one.engines, keys=keys, values=values, histograms={}))
+
+    world.snapshot = snapshot  # type: ignore[method-assign]
+    return world
+
+
+def test_a_pod_with_one_engine_awake_of_two_is_awake() -> None:
+    world = two_engines_a_pod(World(POLICY, 3))
+    world.set(kv=0.45, waiting=12.0, running=4.0, token_rate=10.0)
+    found = part(world, "memory")
+    facts = world.state.facts
+    assert facts is not None
+    assert (facts.ready, facts.asleep, facts.expected, facts.known, facts.missing) == (3.0, 0.0, 3, 3, 0)
+    assert (facts.waiting, facts.kv_tokens) == (36.0, 1e5)
+    assert found.value == pytest.approx(0.5)
+    assert found.shrink_value == pytest.approx(0.5)
+
+
+def test_sleeping_pods_that_fell_unready_are_no_negative_supply() -> None:
+    world = World(POLICY, 2)
+    world.set(asleep=True, running=0.0, waiting=3.0)
+    world.pods = [replace(one, ready=False) for one in world.pods]
+    world.decide()
+    facts = world.state.facts
+    assert facts is not None
+    assert (facts.ready, facts.asleep, facts.expected, facts.known) == (0.0, 2.0, 0, 0)
 
 
 # --- backlog --------------------------------------------------------------------------------------------------------
