@@ -1,0 +1,473 @@
+"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, and a fake kubelet.
+
+TLS, RBAC, ServiceAccount tokens and an audit log are those of a cluster. There are no containers, no pod network, no
+DNS, no Services that lead anywhere (kube-proxy), no cloud and no add-ons; admission is kube-apiserver's default.
+
+Every part is a process of its own, so that a test may kill, freeze or restart one, and so that the pods go on while a
+test waits for something else.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import yaml
+
+from tests.cluster.api import Api, ApiError, Json
+
+ROOT = Path(__file__).parents[2]
+TOOLS = Path(__file__).parent / "tools" / "go.mod"
+COMMANDS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 20.0
+POLL_S = 0.05
+NODES = 2
+GPUS = 8
+LOG_TAIL = 2000
+
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        # Whoever changes a Deployment or its replicas, with what was asked and answered.
+        {
+            "level": "RequestResponse",
+            "verbs": ["create", "update", "patch", "delete"],
+            "resources": [{"group": "apps", "resources": ["deployments", "deployments/scale"]}],
+        },
+        # The control plane's own chatter.
+        {"level": "None", "users": ["system:kube-controller-manager", "system:kube-scheduler", "system:apiserver"]},
+        {"level": "None", "userGroups": ["system:nodes", "system:serviceaccounts:kube-system"]},
+        {"level": "Request", "verbs": ["create", "update", "patch", "delete"]},
+        {"level": "Metadata"},
+    ],
+}
+
+ETCD = """
+--name=test --data-dir={folder}/etcd --unsafe-no-fsync --log-level=warn
+--listen-client-urls=http://127.0.0.1:{etcd} --advertise-client-urls=http://127.0.0.1:{etcd}
+--listen-peer-urls=http://127.0.0.1:{peer} --initial-advertise-peer-urls=http://127.0.0.1:{peer}
+--initial-cluster=test=http://127.0.0.1:{peer}
+"""
+# Without the advertised address and the reconciler "none", it looks for an interface beyond loopback. Without the grace
+# period for watches, it ends a minute late while a client watches.
+API_SERVER = """
+--etcd-servers=http://127.0.0.1:{etcd} --secure-port={api} --bind-address=127.0.0.1
+--advertise-address=127.0.0.1 --endpoint-reconciler-type=none --shutdown-watch-termination-grace-period=2s
+--tls-cert-file={folder}/server.crt --tls-private-key-file={folder}/server.key --client-ca-file={folder}/ca.crt
+--token-auth-file={folder}/tokens.csv --authorization-mode=Node,RBAC --profiling=false
+--service-account-issuer=https://kubernetes.default.svc --service-cluster-ip-range=10.96.0.0/16
+--service-account-key-file={folder}/accounts.pub --service-account-signing-key-file={folder}/accounts.key
+--requestheader-client-ca-file={folder}/ca.crt --requestheader-allowed-names=front-proxy
+--requestheader-username-headers=X-Remote-User --requestheader-group-headers=X-Remote-Group
+--requestheader-extra-headers-prefix=X-Remote-Extra-
+--proxy-client-cert-file={folder}/front-proxy.crt --proxy-client-key-file={folder}/front-proxy.key
+--audit-policy-file={folder}/audit-policy.yaml --audit-log-path={folder}/audit.log
+"""
+# A lost node is seen after 20 s, not 50; an HPA acts every 5 s, not every 15.
+CONTROLLER_MANAGER = """
+--kubeconfig={folder}/controller-manager.kubeconfig --authentication-kubeconfig={folder}/controller-manager.kubeconfig
+--authorization-kubeconfig={folder}/controller-manager.kubeconfig --bind-address=127.0.0.1 --secure-port={manager}
+--leader-elect=false --use-service-account-credentials --service-account-private-key-file={folder}/accounts.key
+--root-ca-file={folder}/ca.crt --kube-api-qps=200 --kube-api-burst=400
+--node-monitor-period=1s --node-monitor-grace-period=20s
+--horizontal-pod-autoscaler-sync-period=5s --horizontal-pod-autoscaler-downscale-stabilization=10s
+"""
+SCHEDULER = """
+--kubeconfig={folder}/scheduler.kubeconfig --authentication-kubeconfig={folder}/scheduler.kubeconfig
+--authorization-kubeconfig={folder}/scheduler.kubeconfig --bind-address=127.0.0.1 --secure-port={scheduler}
+--leader-elect=false --kube-api-qps=200 --kube-api-burst=400
+"""
+PORTS = ("etcd", "peer", "api", "manager", "scheduler", "engine")
+
+
+class MissingToolsError(Exception):
+    """Something that a control plane needs is not there; the message says what, and what to do."""
+
+
+def find_tools() -> Path:
+    """Return the folder with the commands: KUBEBUILDER_ASSETS, else what `build-tools` built last for this version.
+
+    Raises MissingToolsError.
+    """
+    if shutil.which("openssl") is None:
+        raise MissingToolsError("openssl is not installed")
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if assets:
+        absent = [name for name in COMMANDS if not os.access(Path(assets) / name, os.X_OK)]
+        if absent:
+            raise MissingToolsError(f"KUBEBUILDER_ASSETS is set, and there is no {', '.join(absent)} in it")
+        return Path(assets)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-autoscaler"
+    built = cache.glob(f"kubernetes-{version()}-*")
+    complete = [folder for folder in built if all(os.access(folder / name, os.X_OK) for name in COMMANDS)]
+    if not complete:
+        raise MissingToolsError("`make cluster-tools` has not built Kubernetes here")
+    return max(complete, key=lambda folder: (folder / COMMANDS[-1]).stat().st_mtime)
+
+
+def version() -> str:
+    """Return the version of Kubernetes that the tools module asks for."""
+    found = re.search(r"^require k8s\.io/kubernetes v(\S+)$", TOOLS.read_text(), re.MULTILINE)
+    assert found is not None, TOOLS
+    return found[1]
+
+
+class Process:
+    """One command, which ends with this process at the latest; its output goes to a file.
+
+    Attributes:
+        log: that file. A restart goes on in it.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._command = command
+        self._running: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 while there is none."""
+        return self._running.pid if self._running is not None and self._running.poll() is None else 0
+
+    def start(self) -> None:
+        """Start it."""
+        # Whatever ends the tests, ends it; a killed pytest must not leave a control plane behind.
+        dying = ("setpriv", "--pdeathsig", "KILL", "--")
+        with self.log.open("ab") as log:
+            self._running = subprocess.Popen(
+                (*dying, *self._command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs: SIGSTOP freezes it, SIGCONT lets it go on."""
+        if self._running is not None and self._running.poll() is None:
+            self._running.send_signal(number)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self.send(signal.SIGKILL)
+        if self._running is not None:
+            self._running.wait()
+
+    async def stop(self, limit_s: float = STOP_LIMIT_S) -> None:
+        """Ask it to end, and wait for that; after the limit kill it."""
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGTERM)
+        if self._running is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._running.wait, limit_s)
+        self.kill()
+
+    def check(self) -> None:
+        """Raise RuntimeError with the end of its log, when it has ended by itself."""
+        if not self.pid:
+            tail = self.log.read_text(errors="replace")[-LOG_TAIL:]
+            raise RuntimeError(f"{self.name} ended:\n{tail}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEvent:
+    """One request as the API server's audit log has it.
+
+    Attributes:
+        user: e.g. `system:serviceaccount:serving:autoscaler`.
+        resource: with its subresource, as in a Role.
+        code: the status of the answer.
+        sent: the body of the request; None where the log leaves it out.
+        answer: the object of the answer; None likewise.
+        dry_run: nothing was written, as the request wished.
+    """
+
+    id: str
+    at: str
+    user: str
+    agent: str
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+    name: str
+    code: int
+    sent: object
+    answer: Json | None
+    dry_run: bool
+
+    @property
+    def right(self) -> tuple[str, str, str]:
+        """The right that it needs: API group, resource, verb."""
+        return self.group, self.resource, self.verb
+
+    @property
+    def wrote(self) -> bool:
+        """Whether it asked for a change and got it."""
+        return self.verb not in ("get", "list", "watch") and self.code < 300 and not self.dry_run
+
+
+class Plane:
+    """A control plane that runs.
+
+    Attributes:
+        folder: its files; gone when it ends.
+        url: of the API server.
+        kubeconfig: of an administrator.
+        port: of every pod's HTTP server, at the pod's own address.
+        tools: the folder with the commands.
+    """
+
+    def __init__(self, tools: Path, folder: Path) -> None:
+        self.tools = tools
+        self.folder = folder
+        self._ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.url = f"https://127.0.0.1:{self._ports['api']}"
+        self.port = self._ports["engine"]
+        _write_certificates(folder)
+        (folder / "audit-policy.yaml").write_text(yaml.safe_dump(AUDIT_POLICY))
+        tokens = {name: secrets.token_hex(16) for name in ("admin", "controller-manager", "scheduler")}
+        self._admin_token = tokens["admin"]
+        (folder / "tokens.csv").write_text(
+            f"{tokens['admin']},admin,admin,system:masters\n"
+            f"{tokens['controller-manager']},system:kube-controller-manager,controller-manager\n"
+            f"{tokens['scheduler']},system:kube-scheduler,scheduler\n"
+        )
+        for name, token in tokens.items():
+            self.kubeconfig_for(token, folder / f"{name}.kubeconfig")
+        self.kubeconfig = folder / "admin.kubeconfig"
+        self.etcd = self._process("etcd", ETCD)
+        self.api_server = self._process("kube-apiserver", API_SERVER)
+        self.controller_manager = self._process("kube-controller-manager", CONTROLLER_MANAGER)
+        self.scheduler = self._process("kube-scheduler", SCHEDULER)
+        self.kubelet = self.fake_kubelet("kubelet", [f"gpu-{number}" for number in range(NODES)], gpus=GPUS)
+
+    def _process(self, name: str, flags: str) -> Process:
+        words = flags.format(folder=self.folder, **self._ports).split()
+        return Process(name, (str(self.tools / name), *words), self.folder)
+
+    def fake_kubelet(
+        self, name: str, nodes: Sequence[str], *, gpus: int, labels: Mapping[str, str] | None = None
+    ) -> Process:
+        """Return a fake kubelet for these nodes, not started. Its pods have a network of their own."""
+        (number,) = free_ports(1)
+        words = {
+            "--kubeconfig": str(self.kubeconfig),
+            "--nodes": ",".join(nodes),
+            "--gpus": str(gpus),
+            # A port is free for nobody else on this machine, and so is the network that its number spells.
+            "--network": f"127.{number >> 8}.{number & 255}.0/24",
+            "--port": str(self.port),
+        }
+        flat = [word for pair in words.items() for word in pair]
+        flat += [word for key, value in (labels or {}).items() for word in ("--label", f"{key}={value}")]
+        return Process(name, (sys.executable, "-m", "tests.cluster.kubelet", *flat), self.folder)
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """All its processes, in the order of their start. An API server whose etcd has gone does not end."""
+        return self.etcd, self.api_server, self.controller_manager, self.scheduler, self.kubelet
+
+    async def start(self) -> None:
+        """Start everything, and return once pods can be made and scheduled."""
+        self.etcd.start()
+        self.api_server.start()
+        await self.ready()
+        for process in (self.controller_manager, self.scheduler, self.kubelet):
+            process.start()
+        async with self.api() as api:
+            await self.until(lambda: _has_ready_nodes(api), "nodes that are ready")
+
+    async def stop(self) -> None:
+        """End everything, in the order in which each can end at once."""
+        for process in reversed(self.processes):
+            await process.stop()
+
+    async def ready(self) -> None:
+        """Return once the API server is ready."""
+        async with self.api() as api:
+            await self.until(lambda: _is_ready(api), "an API server that is ready")
+
+    async def until(self, true: Callable[[], Awaitable[bool]], what: str, limit_s: float = START_LIMIT_S) -> None:
+        """Return once something is so. Raises RuntimeError when a process has ended, TimeoutError after the limit."""
+        deadline = time.monotonic() + limit_s
+        while not await true():
+            for process in self.processes:
+                if process.log.exists():
+                    process.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no {what} within {limit_s:g} s; see {self.folder}")
+            await asyncio.sleep(POLL_S)
+
+    # --- who may call it --------------------------------------------------------------------------------------------
+
+    def api(self, token: str = "") -> Api:
+        """Return the API as the bearer of the token sees it; an administrator without one."""
+        return Api(self.url, (self.folder / "ca.crt").read_text(), token or self._admin_token)
+
+    def kubeconfig_for(self, token: str, path: Path) -> Path:
+        """Write a kubeconfig for the bearer of a token."""
+        certificates = base64.b64encode((self.folder / "ca.crt").read_bytes()).decode()
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": self.url, "certificate-authority-data": certificates}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "users": [{"name": "test", "user": {"token": token}}],
+        }
+        path.write_text(yaml.safe_dump(content))
+        path.chmod(0o600)
+        return path
+
+    async def token_for(self, namespace: str, account: str, seconds: int = 3600) -> str:
+        """Return a token of a ServiceAccount, as a pod would be given it."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+        async with self.api() as api:
+            answer = await api.request("POST", path, {**request, "spec": {"expirationSeconds": seconds}})
+        return str(answer["status"]["token"])
+
+    # --- what it saw ------------------------------------------------------------------------------------------------
+
+    async def audit(self) -> list[AuditEvent]:
+        """Return every request that was answered before this call, control plane and kubelets left out."""
+        async with self.api() as api:
+            _, marker = await api.exchange("GET", "/version")
+        found: list[AuditEvent] = []
+
+        async def is_there() -> bool:
+            found[:] = self._audited()
+            return any(event.id == marker for event in found)
+
+        await self.until(is_there, "audit event of the last request")
+        return [event for event in found if event.id != marker]
+
+    def _audited(self) -> list[AuditEvent]:
+        text = (self.folder / "audit.log").read_text()
+        # The last line may be half written.
+        return [_audit_event(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def kubectl(self, *words: str) -> str:
+        """Return what kubectl prints for an administrator. Raises CalledProcessError with what it complains of."""
+        command = (str(self.tools / "kubectl"), "--kubeconfig", str(self.kubeconfig), *words)
+        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+
+
+@asynccontextmanager
+async def running_plane(tools: Path | None = None) -> AsyncIterator[Plane]:
+    """Run a control plane while the block runs. Raises MissingToolsError."""
+    with tempfile.TemporaryDirectory(prefix="control-plane-") as folder:
+        plane = Plane(tools or find_tools(), Path(folder))
+        try:
+            await plane.start()
+            yield plane
+        finally:
+            await plane.stop()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+async def _is_ready(api: Api) -> bool:
+    try:
+        await api.get("/readyz")
+    except (ApiError, aiohttp.ClientError, TimeoutError):
+        return False
+    return True
+
+
+async def _has_ready_nodes(api: Api) -> bool:
+    nodes = await api.items("/api/v1/nodes")
+    conditions = [item for node in nodes for item in node["status"].get("conditions", ()) if item["type"] == "Ready"]
+    # A node stays tainted until the controller manager has seen it.
+    tainted = any(node["spec"].get("taints") for node in nodes)
+    return not tainted and sum(item["status"] == "True" for item in conditions) >= NODES
+
+
+def _audit_event(line: Json) -> AuditEvent:
+    what = line.get("objectRef") or {}
+    sub = what.get("subresource")
+    return AuditEvent(
+        id=line["auditID"],
+        at=line["requestReceivedTimestamp"],
+        user=line["user"].get("username", ""),
+        agent=line.get("userAgent", ""),
+        verb=line["verb"],
+        group=what.get("apiGroup", ""),
+        resource=what.get("resource", "") + (f"/{sub}" if sub else ""),
+        namespace=what.get("namespace", ""),
+        name=what.get("name", ""),
+        code=line.get("responseStatus", {}).get("code", 0),
+        sent=line.get("requestObject"),
+        answer=line.get("responseObject"),
+        dry_run="dryRun=" in line["requestURI"],
+    )
+
+
+def _write_certificates(folder: Path) -> None:
+    """Write a certificate authority, the server's and the aggregator's certificates, and the accounts' key pair."""
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "authorityKeyIdentifier=keyid")
+    names = "DNS:localhost,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:10.96.0.1"
+    usage = "keyUsage=critical,digitalSignature"
+    ca: tuple[str, ...] = (
+        "-addext",
+        "keyUsage=critical,keyCertSign,cRLSign",
+        "-addext",
+        "basicConstraints=critical,CA:TRUE",
+    )
+    ca += ("-addext", "subjectKeyIdentifier=hash")
+    leaf = ("-addext", usage, "-addext", "basicConstraints=critical,CA:FALSE")
+    server = ("-addext", f"subjectAltName={names}", "-addext", "extendedKeyUsage=serverAuth")
+    client = ("-addext", "extendedKeyUsage=clientAuth")
+    for name, more in (
+        ("ca", ca),
+        ("server", (*signed, *leaf, *server)),
+        ("front-proxy", (*signed, *leaf, *client)),
+    ):
+        _openssl(folder, *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.crt", *more)
+    _openssl(folder, "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", "accounts.key")
+    _openssl(folder, "pkey", "-in", "accounts.key", "-pubout", "-out", "accounts.pub")
+
+
+def _openssl(folder: Path, *words: str) -> None:
+    # Without the machine's configuration, whose extensions would come twice.
+    subprocess.run(
+        ("openssl", *words),
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "OPENSSL_CONF": str(_openssl_configuration(folder))},
+    )
+
+
+def _openssl_configuration(folder: Path) -> Path:
+    path = folder / "openssl.cnf"
+    path.write_text("[req]\ndistinguished_name = name\nprompt = no\n[name]\n")
+    return path
