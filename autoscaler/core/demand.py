@@ -1,34 +1,41 @@
 """Demand: the work of the last minutes, in replicas. It does not fall when replicas are added."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
+from operator import itemgetter, sub
 
 from autoscaler.core.policy import Policy, StepTime
-from autoscaler.core.types import Demand, Floats, GapReason
+from autoscaler.core.types import Demand, GapReason
 from autoscaler.core.window import SUMS, FleetRow, row_at, spanned_seconds
 
 MIN_FIRST_TOKENS = 20.0
 MIN_BINS = 3
+WORK = (
+    *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "waiting", "running", "kv_tokens"),
+    *("covered", "expected", "ticks", "spanned"),
+)
+_work: Callable[[Sequence[float]], tuple[float, ...]] = itemgetter(*(SUMS[name] for name in WORK))
+"""Takes what work is made of from a row's sums."""
 MAX_BASE_SHARE = 0.3
 """Floor of 1 - c0 / (share of the ITL SLO): an SLO near the bare step time would ask for endless replicas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DemandWindow:
     """Demand per bin, oldest first.
 
     Args:
-        terms: shape (3, bins): ITL, KV and sequences, in replicas; NaN in a bin that too few engines covered.
+        terms: of ITL, KV and sequences, in this order, one value a bin in replicas; NaN in a bin that too few engines
+            covered.
         latest: the newest bin.
         prompt_per_request: prompt tokens per first token, prefix hits left out; None when too few are known.
     """
 
-    terms: Floats
+    terms: tuple[tuple[float, ...], ...] = ((), (), ())
     latest: Demand
-    prompt_per_request: float | None
+    prompt_per_request: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,61 +56,82 @@ def measure_demand(
     SLO; N at which the resident tokens G ctx c0 / (1 - U/N) fill their share of the cache; N at which the sequences
     fill theirs. Queue growth counts as arriving prefill work.
     """
-    nothing = Demand(gap=GapReason.NO_HISTORY)
-    bin_s, count = policy.prediction.bin_s, round(policy.prediction.window_s / policy.prediction.bin_s)
-    empty = DemandWindow(terms=np.empty((3, 0)), latest=nothing, prompt_per_request=None)
     if capacity.kv_tokens is None:
-        return DemandWindow(terms=empty.terms, latest=Demand(gap=GapReason.NO_CAPACITY), prompt_per_request=None)
-    picked: list[FleetRow] = []
-    for index in range(count, -1, -1):
-        edge = times[-1] - index * bin_s
-        position = row_at(times, edge)
-        if position >= 0 and edge - times[position] <= policy.interval_s + 1.0:
-            picked.append(rows[position])
-    if len(picked) < MIN_BINS + 1:
-        return empty
-    sums = np.array([row.sums for row in picked])
-    delta = sums[1:] - sums[:-1]
-    prompt = _prompt_per_request(sums)
-    seconds = spanned_seconds(delta, np.array([new.at - old.at for old, new in pairwise(picked)]))
-    terms = _terms(policy, line, capacity, delta, seconds, prompt or 0.0)
-    expected = delta[:, SUMS["expected"]]
-    covered = (expected > 0.0) & (delta[:, SUMS["covered"]] >= policy.demand.min_coverage * expected)
-    if not covered.all():
-        terms[:, ~covered] = np.nan
-    if np.count_nonzero(covered) < MIN_BINS or not covered[-1]:
-        return DemandWindow(terms=terms, latest=nothing, prompt_per_request=prompt)
-    itl, kv, sequences = (float(value) for value in terms[:, -1])
-    return DemandWindow(terms=terms, latest=Demand(itl=itl, kv=kv, sequences=sequences), prompt_per_request=prompt)
+        return DemandWindow(latest=Demand(gap=GapReason.NO_CAPACITY))
+    edges = _edges(policy, rows, times)
+    if len(edges) < MIN_BINS + 1:
+        return DemandWindow(latest=Demand(gap=GapReason.NO_HISTORY))
+    prompt = _prompt_per_request(edges[0], edges[-1])
+    law = _law(policy, line, capacity, prompt or 0.0)
+    bins = [law.terms(old, new) for old, new in pairwise(edges)]
+    terms = tuple(zip(*bins, strict=True))
+    itl, kv, sequences = bins[-1]
+    known = sum(1 for each in bins if not math.isnan(each[0]))
+    latest = Demand(gap=GapReason.NO_HISTORY)
+    if known >= MIN_BINS and not math.isnan(itl):
+        latest = Demand(itl=itl, kv=kv, sequences=sequences)
+    return DemandWindow(terms=terms, latest=latest, prompt_per_request=prompt)
 
 
-def _prompt_per_request(sums: Floats) -> float | None:
-    """Return prefill tokens per first token over the window; None with fewer than `MIN_FIRST_TOKENS`."""
-    first, last = sums[0], sums[-1]
-    tokens = last[SUMS["first_tokens"]] - first[SUMS["first_tokens"]]
-    if tokens < MIN_FIRST_TOKENS:
-        return None
-    return float(max(0.0, _prefill(last - first)) / tokens)
+def _edges(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...]) -> list[FleetRow]:
+    """Return the rows at the edges of the bins, oldest first, without those that no row is near."""
+    bin_s, slack_s = policy.prediction.bin_s, policy.interval_s + 1.0
+    edges = [times[-1] - index * bin_s for index in range(round(policy.prediction.window_s / bin_s), -1, -1)]
+    places = [(edge, row_at(times, edge)) for edge in edges]
+    return [rows[place] for edge, place in places if place >= 0 and edge - times[place] <= slack_s]
 
 
-def _prefill(delta: Floats) -> Floats:
-    """Return prompt tokens that the engines had to compute: prefix-cache hits left out."""
-    return np.asarray(delta[..., SUMS["prompt_tokens"]] - delta[..., SUMS["cached_prompt_tokens"]])
+def _prompt_per_request(first: FleetRow, last: FleetRow) -> float | None:
+    """Return prefill tokens per first token between two rows; None with fewer than `MIN_FIRST_TOKENS`."""
+    requests, prompted, cached = (
+        last.sums[SUMS[name]] - first.sums[SUMS[name]]
+        for name in ("first_tokens", "prompt_tokens", "cached_prompt_tokens")
+    )
+    return max(0.0, prompted - cached) / requests if requests >= MIN_FIRST_TOKENS else None
 
 
-def _terms(policy: Policy, line: StepTime, capacity: Capacity, delta: Floats, seconds: Floats, prompt: float) -> Floats:
-    """Return the three closed forms for each bin, shape (3, bins)."""
-    arriving = _prefill(delta) + delta[:, SUMS["waiting"]] * prompt
-    prefill = np.maximum(arriving, 0.0) / seconds
-    generated = delta[:, SUMS["generation_tokens"]] / seconds
-    running = delta[:, SUMS["running"]]
-    context = delta[:, SUMS["kv_tokens"]] / np.maximum(running, 1e-9)
-    if not running.all():
-        context[running <= 0.0] = prompt
-    work = line.cp * prefill + (line.cb + line.ck * context) * generated
+@dataclass(frozen=True, slots=True)
+class _Law:
+    """The three closed forms with everything filled in but the work.
+
+    Args:
+        prompt: prefill tokens of a request.
+        room: replicas = work / room for the ITL.
+        kv_s, sequence_s: seconds that one generated token holds a share of a replica: of the cache, for each token of
+            its context, and of the sequences.
+        min_coverage: share of the pods that must have covered a bin.
+    """
+
+    line: StepTime
+    prompt: float
+    room: float
+    kv_s: float
+    sequence_s: float
+    min_coverage: float
+
+    def terms(self, old: FleetRow, new: FleetRow) -> tuple[float, float, float]:
+        """Return the replicas that the work between two rows needs, by term; NaN when too few engines covered it."""
+        # Prefix-cache hits need not be computed; requests that queue up are work that arrives and is not yet served.
+        prompted, cached, generated, waiting, running, kv_tokens, covered, expected, ticks, spanned = map(
+            sub, _work(new.sums), _work(old.sums)
+        )
+        if not expected > 0.0 or covered < self.min_coverage * expected:
+            return math.nan, math.nan, math.nan
+        seconds = spanned_seconds(new.at - old.at, spanned, expected / ticks)
+        prefill = max(prompted - cached + waiting * self.prompt, 0.0) / seconds
+        context = kv_tokens / running if running > 0.0 else self.prompt
+        generated /= seconds
+        work = self.line.cp * prefill + (self.line.cb + self.line.ck * context) * generated
+        return work / self.room, work + generated * context * self.kv_s, work + generated * self.sequence_s
+
+
+def _law(policy: Policy, line: StepTime, capacity: Capacity, prompt: float) -> _Law:
     itl = policy.slo.itl.seconds if policy.slo.itl is not None else math.inf
-    room = max(MAX_BASE_SHARE, 1.0 - line.c0 / (policy.demand.itl_share * itl))
-    kv_tokens = capacity.kv_tokens or math.inf
-    resident = generated * context * line.c0 / (policy.demand.kv_share * kv_tokens)
-    sequences = generated * line.c0 / (policy.demand.sequence_share * capacity.sequences)
-    return np.array((work / room, work + resident, work + sequences))
+    return _Law(
+        line=line,
+        prompt=prompt,
+        room=max(MAX_BASE_SHARE, 1.0 - line.c0 / (policy.demand.itl_share * itl)),
+        kv_s=line.c0 / (policy.demand.kv_share * (capacity.kv_tokens or math.inf)),
+        sequence_s=line.c0 / (policy.demand.sequence_share * capacity.sequences),
+        min_coverage=policy.demand.min_coverage,
+    )

@@ -1,5 +1,6 @@
 """What a snapshot shows once pods and engines are joined: who serves, who loads, how much load there is."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,12 +9,11 @@ from numpy.typing import NDArray
 from autoscaler.core.policy import Pending, Policy
 from autoscaler.core.signals import COLUMN
 from autoscaler.core.types import EngineKey, Engines, Floats, GapReason, Ints, Pod, PodPhase, Snapshot
-from autoscaler.core.window import EngineMemory
+from autoscaler.core.window import CAPACITY, READ_AT, RUNNING, USAGE, WAITING, EngineMemory, Overview
 
 Mask = NDArray[np.bool_]
 
-READ_AT, ASLEEP = COLUMN["read_at"], COLUMN["asleep"]
-USAGE, CAPACITY = COLUMN["kv_cache_usage"], COLUMN["kv_capacity_tokens"]
+ASLEEP = COLUMN["asleep"]
 STALE_IDLE_POLLS = 3
 IMPLAUSIBLE_ZERO_POLLS = 20
 STALLED_AFTER_S = 30.0
@@ -190,42 +190,43 @@ class Rows:
     whole: bool
 
 
-def load_rows(policy: Policy, engines: Engines, joined: Join, at: float) -> Rows:
+def load_rows(policy: Policy, engines: Engines, overview: Overview, joined: Join, at: float) -> Rows:
     """Return the rows that carry load: fresh, awake, of ready pods; of pods that fell unready when none is ready."""
     stale_after = policy.signals.vllm.stale_after_s if policy.signals.vllm is not None else 15.0
-    read_at, sleeps = engines.values[:, READ_AT], engines.values[:, ASLEEP]
-    serving = joined.serving if joined.ready else joined.unready
-    if at - read_at.min(initial=at) <= stale_after and sleeps.max(initial=0.0) <= 0.0:
+    serving, sleeps = joined.serving if joined.ready else joined.unready, engines.values[:, ASLEEP]
+    if at - overview.least[READ_AT] <= stale_after and np.fmax.reduce(sleeps, initial=0.0) <= 0.0:
         whole = joined.all_serve and joined.ready > 0 and len(serving) > 0
         return Rows(serving, serving, np.zeros(len(serving), dtype=bool), whole)
-    fresh = serving & (at - read_at <= stale_after)
+    fresh = serving & (at - engines.values[:, READ_AT] <= stale_after)
     load = fresh & ~(sleeps > 0.0)
     return Rows(fresh, load, fresh & (sleeps > 0.0), bool(load.all()) and len(load) > 0)
 
 
-def gather(policy: Policy, snapshot: Snapshot, joined: Join, rows: Rows, memory: EngineMemory, flat: bool) -> Facts:
+def gather(
+    policy: Policy, snapshot: Snapshot, overview: Overview, joined: Join, rows: Rows, memory: EngineMemory, flat: bool
+) -> Facts:
     """Return the facts of this tick.
 
     Args:
+        overview: of all the snapshot's engines.
         rows: as `load_rows` gives them.
         memory: after this tick, with its rows in the order of the snapshot's.
         flat: the request counters are known and did not move in the window.
     """
     engines, at = snapshot.engines, snapshot.at
     per = policy.target.pods_per_replica
-    column = engines.values if rows.whole else engines.values[rows.load]
     known = joined.count_pods(rows.load)
     # A pod with one engine awake of several is awake.
-    asleep_pods = joined.count_pods(rows.load | rows.asleep) - known
+    asleep_pods = 0 if rows.whole else joined.count_pods(rows.load | rows.asleep) - known
     serving_pods = (joined.ready or joined.unready_pods) - asleep_pods
     ready = serving_pods / per if joined.ready else 0.0
-    waiting = _total(column[:, COLUMN["num_requests_waiting"]])
-    running = _total(column[:, COLUMN["num_requests_running"]])
+    waiting = _total(engines, overview, rows, WAITING)
+    running = _total(engines, overview, rows, RUNNING)
     cold = None
     if at - joined.newest_ready_at < policy.score.warm_up_s:
         cold = rows.load & (at - joined.ready_at < policy.score.warm_up_s)
     lost = (serving_pods - known) * joined.engines_per_pod
-    kv, suspect, stalled = _kv_usage(engines, memory, rows, cold, lost, at)
+    kv, suspect, stalled = _kv_usage(engines, overview, memory, rows, cold, lost, at)
     grace, late_s = policy.pending.grace_s, policy.health.ready_within_s
     young = sum(1 for created in joined.starting if at - created <= grace)
     ordered = snapshot.target.current_replicas * per
@@ -242,7 +243,7 @@ def gather(policy: Policy, snapshot: Snapshot, joined: Join, rows: Rows, memory:
         waiting=waiting,
         running=running,
         kv=kv,
-        kv_tokens=_replica_tokens(engines, joined, rows, per),
+        kv_tokens=_replica_tokens(engines, overview, joined, rows, per),
         idle=flat and known == serving_pods > 0 and waiting == 0.0 and running == 0.0,
         stalled=stalled,
         asleep=asleep_pods / per,
@@ -255,27 +256,33 @@ def gather(policy: Policy, snapshot: Snapshot, joined: Join, rows: Rows, memory:
     )
 
 
-def _total(values: Floats) -> float | None:
-    """Return the sum of the known values; None when none is."""
-    total = float(values.sum())
-    if total == total:
-        return total if len(values) else None
-    known = values[~np.isnan(values)]
+def _total(engines: Engines, overview: Overview, rows: Rows, column: int) -> float | None:
+    """Return the sum of what the rows that carry load say; None when none does."""
+    if rows.whole and not math.isnan(overview.total[column]):
+        return overview.total[column]
+    said = engines.values[rows.load, column]
+    known = said[~np.isnan(said)]
     return float(known.sum()) if len(known) else None
 
 
-def _replica_tokens(engines: Engines, joined: Join, rows: Rows, per: int) -> float | None:
+def _replica_tokens(engines: Engines, overview: Overview, joined: Join, rows: Rows, per: int) -> float | None:
     """Return the mean KV tokens of a replica over the rows that say; None when none does."""
+    if rows.whole and not math.isnan(overview.total[CAPACITY]):
+        return overview.total[CAPACITY] * per / joined.count_pods(rows.load)
     capacity = engines.values[:, CAPACITY]
-    if rows.whole and (total := float(capacity.sum())) == total:
-        return total * per / joined.count_pods(rows.load)
     said = rows.load & ~np.isnan(capacity)
     pods = joined.count_pods(said)
     return float(capacity[said].sum()) * per / pods if pods else None
 
 
 def _kv_usage(
-    engines: Engines, memory: EngineMemory, rows: Rows, cold: Mask | None, missing: float, at: float
+    engines: Engines,
+    overview: Overview,
+    memory: EngineMemory,
+    rows: Rows,
+    cold: Mask | None,
+    missing: float,
+    at: float,
 ) -> tuple[Usage, tuple[tuple[GapReason, int], ...], bool]:
     """Return KV usage weighted by capacity, the suspicions on it, and whether an engine stalls.
 
@@ -283,14 +290,14 @@ def _kv_usage(
     count as full and cold pods do not count. `missing` is the number of engines without data.
     """
     values = engines.values
-    if memory.steady and rows.whole and cold is None and missing == 0.0:
-        mean = _mean_usage(values)
-        if mean is not None:
-            return Usage(growth=mean, shrink=mean), (), False
+    known = overview.least[CAPACITY] > 0.0 and not math.isnan(overview.resident)
+    if known and memory.steady and rows.whole and cold is None and missing == 0.0:
+        mean = overview.resident / overview.total[CAPACITY]
+        return Usage(growth=mean, shrink=mean), (), False
     usage = values[:, USAGE]
     said = rows.load & ~np.isnan(usage)
     stalled_rows = rows.load & (at - memory.flat_since > STALLED_AFTER_S)
-    waiting = values[:, COLUMN["num_requests_waiting"]]
+    waiting = values[:, WAITING]
     stalled = bool((stalled_rows & (waiting > 0.0)).any())
     idle_now, idle_long = said & (memory.idle_polls > 0), said & (memory.idle_polls >= STALE_IDLE_POLLS)
     odd_zero = said & (memory.zero_polls >= IMPLAUSIBLE_ZERO_POLLS)
@@ -318,15 +325,6 @@ def _kv_usage(
     if gap is None and shrink_weight > 0.0:
         shrink = (float((weight[warm] * shrink_usage[warm]).sum()) + lost) / shrink_weight
     return Usage(growth=growth, shrink=shrink, gap=gap), suspect, stalled
-
-
-def _mean_usage(values: Floats) -> float | None:
-    """Return usage weighted by capacity; None unless every engine says both."""
-    capacity = values[:, CAPACITY]
-    if not capacity.min() > 0.0:
-        return None
-    mean = float((capacity * values[:, USAGE]).sum() / capacity.sum())
-    return mean if mean == mean else None
 
 
 def _weights(capacity: Floats, rows: Mask) -> Floats:

@@ -48,7 +48,7 @@ def forecast_demand(
         return Forecast(horizon_s=horizon_s, gap=window.latest.gap, regimes=regimes)
     prediction = policy.prediction
     quantile = error_quantile(prediction, errors)
-    fits = [_fit(prediction, bins, at, regime) for bins, regime in zip(window.terms.tolist(), regimes, strict=True)]
+    fits = [_fit(prediction, bins, at, regime) for bins, regime in zip(window.terms, regimes, strict=True)]
     # On top of a trend a jump must not forecast less than the trend alone would: both count when a regime begins.
     likely = [*fits, *(fit.before for fit in fits if fit.before is not None)]
     ahead = horizon_s / prediction.bin_s

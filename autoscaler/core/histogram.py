@@ -5,7 +5,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from operator import mul, sub
 
 import numpy as np
 
@@ -25,82 +26,79 @@ class Quantile:
     censored: bool = False
 
 
-def quantile(bounds: Sequence[float], cumulative: Floats, q: float) -> Quantile:
+def quantile(bounds: Sequence[float], cumulative: Sequence[float], q: float) -> Quantile:
     """Return the q-quantile by linear interpolation inside the bucket that holds rank q x N.
 
     Args:
         bounds: upper bounds, ascending; the last must be +Inf.
-        cumulative: observations at or below each bound; made non-decreasing by a running maximum.
+        cumulative: observations at or below each bound; where they fall, the largest count so far is meant.
     Source: Prometheus' histogram_quantile for classic histograms (2.42 and 3.x agree on these).
     """
     if len(bounds) < 2 or bounds[-1] != math.inf:
         return Quantile(value=math.nan)
-    counts: list[float] = list(accumulate(cumulative.tolist(), max))
-    total = counts[-1]
+    total = max(cumulative)
     if not total > 0.0:
         return Quantile(value=math.nan)
     if q < 0.0 or q > 1.0:
         return Quantile(value=-math.inf if q < 0.0 else math.inf)
     rank = q * total
-    index = bisect_left(counts, rank)
+    index = next(index for index, count in enumerate(cumulative) if count >= rank)
     if index >= len(bounds) - 1:
         return Quantile(value=bounds[-2], censored=True)
     upper = bounds[index]
     if index == 0 and upper <= 0.0:
         return Quantile(value=upper)
     lower = bounds[index - 1] if index else 0.0
-    below = counts[index - 1] if index else 0.0
-    inside = counts[index] - below
+    below = max(cumulative[:index], default=0.0)
+    inside = cumulative[index] - below
     if inside <= 0.0:
         return Quantile(value=lower)
     return Quantile(value=lower + (upper - lower) * (rank - below) / inside)
 
 
-def share_within(bounds: Sequence[float], cumulative: Floats, limit: float) -> float:
+def share_within(bounds: Sequence[float], cumulative: Sequence[float], limit: float) -> float:
     """Return the share of observations at or below `limit`, NaN without observations.
 
     Exact when `limit` is a bound, else linear inside its bucket. Above the highest finite bound nothing is known of
     the +Inf bucket, so that its observations count as beyond the limit.
     """
-    counts = np.maximum.accumulate(cumulative)
-    total = float(counts[-1])
+    total = max(cumulative)
     if not total > 0.0:
         return math.nan
-    index = int(np.searchsorted(np.asarray(bounds), limit, side="left"))
+    index = bisect_left(bounds, limit)
+    count = max(cumulative[: index + 1])
     if index < len(bounds) and bounds[index] == limit:
-        return float(counts[index]) / total
-    below = float(counts[index - 1]) if index else 0.0
+        return count / total
+    below = max(cumulative[:index], default=0.0)
     if index >= len(bounds) - 1:
         return below / total
     lower = bounds[index - 1] if index else 0.0
-    inside = float(counts[index]) - below
-    return (below + inside * (limit - lower) / (bounds[index] - lower)) / total
+    return (below + (count - below) * (limit - lower) / (bounds[index] - lower)) / total
 
 
-def slowest(bounds: Sequence[float], cumulative: Floats) -> float:
+def slowest(bounds: Sequence[float], cumulative: Sequence[float]) -> float:
     """Return an upper bound of the slowest observation: the first bound that holds them all, +Inf beyond the last."""
-    counts = np.maximum.accumulate(cumulative)
-    return float(bounds[int(np.searchsorted(counts, counts[-1], side="left"))])
+    return bounds[cumulative.index(max(cumulative))]
 
 
-def deviation(bounds: Sequence[float], cumulative: Floats) -> float:
+def deviation(bounds: tuple[float, ...], cumulative: Sequence[float]) -> float:
     """Return the standard deviation with each observation at the middle of its bucket; NaN without observations."""
-    counts = np.maximum.accumulate(cumulative)
-    total = float(counts[-1])
+    counts = list(accumulate(cumulative, max))
+    total = counts[-1]
     if not total > 0.0:
         return math.nan
-    counts[1:] = counts[1:] - counts[:-1]
-    middles = _middles(tuple(bounds))
-    weighted = middles * counts
-    mean = float(weighted.sum()) / total
-    return math.sqrt(max(0.0, float((weighted * middles).sum()) / total - mean * mean))
+    own = list(map(sub, counts, (0.0, *counts)))
+    middles, squares = _middles(bounds)
+    mean = math.fsum(map(mul, middles, own)) / total
+    return math.sqrt(max(0.0, math.fsum(map(mul, squares, own)) / total - mean * mean))
 
 
 @lru_cache(maxsize=64)
-def _middles(bounds: tuple[float, ...]) -> Floats:
-    """Return the middle of each bucket; of the last one its lower bound."""
-    finite = np.asarray([*bounds[:-1], bounds[-2]])
-    return finite - np.diff(finite, prepend=0.0) / 2.0
+def _middles(bounds: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the middle of each bucket, of the last one its lower bound, and their squares."""
+    edges = (0.0, *bounds[:-1])
+    middles = (*((low + high) / 2.0 for low, high in pairwise(edges)), edges[-1])
+    return middles, tuple(middle * middle for middle in middles)
 
 
 def union(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from autoscaler.core.guards import Tick
 from autoscaler.core.histogram import deviation
 from autoscaler.core.types import Mode
-from autoscaler.core.window import SUMS, histogram_between, row_at
+from autoscaler.core.window import SUMS, observations, row_at
 
 LONG_CONTEXT_TOKENS_PER_S, LONG_CONTEXT_KV, LONG_CONTEXT_S = 5.0, 0.85, 10.0
 IDLE_GPU, FULL_BLOCKS = 0.30, 0.65
@@ -24,10 +24,11 @@ def _is_long_context(tick: Tick) -> bool:
     if usage is None or usage <= LONG_CONTEXT_KV or not running or position < 0:
         return False
     old, new = tick.state.rows[position], tick.state.rows[-1]
-    delta = new.sums - old.sums
-    if not delta[SUMS["covered"]]:
+    covered, generated = SUMS["covered"], SUMS["generation_tokens"]
+    if new.sums[covered] == old.sums[covered]:
         return False
-    return float(delta[SUMS["generation_tokens"]]) / (new.at - old.at) / running < LONG_CONTEXT_TOKENS_PER_S
+    tokens = new.sums[generated] - old.sums[generated]
+    return tokens / (new.at - old.at) / running < LONG_CONTEXT_TOKENS_PER_S
 
 
 def _is_jittery(tick: Tick) -> bool:
@@ -36,7 +37,7 @@ def _is_jittery(tick: Tick) -> bool:
     if slo is None or len(tick.state.rows) < 2:
         return False
     position = max(0, min(row_at(tick.state.times, tick.snapshot.at - 60.0), len(tick.state.rows) - 2))
-    observed = histogram_between(tick.state.rows[position], tick.state.rows[-1], "itl")
+    observed = observations(tick.state.rows[position], tick.state.rows[-1], "itl")
     if observed is None:
         return False
     spread = deviation(observed.bounds, observed.counts)

@@ -4,13 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from autoscaler.core.facts import Facts
 from autoscaler.core.histogram import quantile, share_within, slowest
 from autoscaler.core.policy import MemorySource, Policy, Slo, WithinSlo
 from autoscaler.core.types import Attribution, GapReason, Gpu, Part, Sample, Score, Snapshot
-from autoscaler.core.window import SUMS, FleetHistogram, FleetRow, histogram_between, row_at, spanned_seconds
+from autoscaler.core.window import SUMS, FleetRow, Observations, observations, row_at, spanned_seconds
 
 MIB = 1024.0 * 1024.0
 MIN_FINISHED = 20.0
@@ -283,14 +281,15 @@ def _queue_wait(
     if old is None or increase is None:
         return None
     first_tokens = increase[SUMS["first_tokens"]]
-    seconds = float(spanned_seconds(np.array(increase), np.asarray(evidence.rows[-1].at - old.at)))
+    pods = increase[SUMS["expected"]] / increase[SUMS["ticks"]]
+    seconds = spanned_seconds(evidence.rows[-1].at - old.at, increase[SUMS["spanned"]], pods)
     if first_tokens > 0.0:
         little = waiting * seconds / first_tokens
     elif evidence.first_token_age_s is not None:
         little = evidence.first_token_age_s
     else:
         little = seconds
-    observed = histogram_between(old, evidence.rows[-1], "queue_time")
+    observed = observations(old, evidence.rows[-1], "queue_time")
     late = quantile(observed.bounds, observed.counts, 0.9).value if observed is not None else math.nan
     return max(little, late) if math.isfinite(late) else little
 
@@ -382,18 +381,17 @@ def _share_objective(policy: Policy, evidence: Evidence, samples: Mapping[str, S
     return judged(share_within(observed.bounds, observed.counts, within.seconds), partial=False)
 
 
-def _observations(policy: Policy, evidence: Evidence, name: str) -> FleetHistogram | GapReason:
+def _observations(policy: Policy, evidence: Evidence, name: str) -> Observations | GapReason:
     """Return the window's observations, widened while they are few; why there are none."""
     seconds = policy.score.window_s
     latest = evidence.rows[-1] if evidence.rows else None
     if latest is None or name not in latest.histograms:
         return GapReason.FAMILY_MISSING
-    found: FleetHistogram | None = None
     while True:
         old = row_before(evidence.rows, evidence.times, seconds)
         if old is None:
             return GapReason.NO_HISTORY
-        found = histogram_between(old, latest, name)
+        found = observations(old, latest, name)
         if found is None:
             return GapReason.FAMILY_MISSING
         if found.counts[-1] >= policy.score.latency.min_observations or seconds >= policy.score.latency.max_window_s:

@@ -1,8 +1,10 @@
 """What is remembered between ticks: `absorb` takes a snapshot in, `advance` takes a decision's outcome in."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter, sub
 from statistics import median
 from typing import NamedTuple
 
@@ -26,7 +28,21 @@ from autoscaler.core.types import (
     ScaleReplicas,
     Snapshot,
 )
-from autoscaler.core.window import SUMS, EngineMemory, FleetRow, Increase, next_row, remember_engines, row_at
+from autoscaler.core.window import (
+    CAPACITY,
+    RUNNING,
+    SUMS,
+    USAGE,
+    WAITING,
+    EngineMemory,
+    FleetRow,
+    Increase,
+    Overview,
+    look_over,
+    next_row,
+    remember_engines,
+    row_at,
+)
 
 STARTS_KEPT = 30
 SPIKE_FACTOR, SPIKE_WINDOWS, SPIKE_HISTORY = 2.0, 3, 10
@@ -35,10 +51,13 @@ FORECAST_EVERY_S = 60.0
 MIN_REALISED = 0.3
 LONGEST_HOLE_S = 60.0
 """A stabilization window with a longer hole in it is not full: it starts afresh."""
-LOAD = [COLUMN[name] for name in ("num_requests_running", "kv_cache_usage", "kv_capacity_tokens")]
+LOAD = [RUNNING, USAGE, CAPACITY]
 WORK = [COLUMN[name] - FIRST_COUNTER for name in ("prompt_tokens", "generation_tokens")]
 RESERVED = COLUMN["gpu_memory_utilization"]
 REQUESTS = [COLUMN[name] - FIRST_COUNTER for name in ("generation_tokens", "requests_finished")]
+_traffic: Callable[[Sequence[float]], tuple[float, ...]] = itemgetter(
+    *(SUMS[name] for name in ("requests_finished", "generation_tokens", "first_tokens"))
+)
 FRESH_REASONS = frozenset({Reason.SCALED_TO_ZERO, Reason.OTHER_OWNER})
 """After these, windows and cooldowns start afresh."""
 
@@ -128,20 +147,22 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     if joined is None or not same_pods or joined.keys is not engines.keys:
         joined = join(target.pods, engines.keys, policy.pending)
     window_s = policy.score.window_s
-    memory, current, increase = remember_engines(state.memory, engines, at, window_s, target.pods)
-    said = load_rows(policy, engines, joined, at)
-    row, known = _fleet_row(state, joined, engines, said, increase, waiting_of(memory, joined), at)
+    overview = look_over(engines.values)
+    memory, current, increase = remember_engines(state.memory, engines, overview, at, window_s, target.pods)
+    said = load_rows(policy, engines, overview, joined, at)
+    added, known = _added(engines, overview, joined, said, increase, waiting_of(memory, joined))
+    row = next_row(state.rows[-1] if state.rows else None, at, added, increase)
     rows, times = _trimmed(policy, (*state.rows, row), (*state.times, at))
     flat = known and _is_flat(policy, rows, times)
-    facts = gather(policy, snapshot, joined, said, current, flat)
+    facts = gather(policy, snapshot, overview, joined, said, current, flat)
     model = state.model or new_model(policy.demand.prior, at)
     if policy.demand.learn:
         model = learn(model, policy.demand.prior, engines, increase, at)
     pods, starts, restarted = state.pods, state.starts, False
     if not same_pods:
         pods, starts, restarted = _watch_pods(state, target.pods)
-    minutes = _minutes(state.minutes, at, float(row.sums[SUMS["first_tokens"]]))
-    devices = (snapshot.gpus, joined, reserved_share(engines))
+    minutes = _minutes(state.minutes, at, row.sums[SUMS["first_tokens"]])
+    devices = (snapshot.gpus, joined, reserved_share(engines, overview))
     plateaus, guard = state.plateaus, state.guard
     if not (said.whole and _same(devices, state.devices)):
         plateaus = _plateaus(plateaus, snapshot, joined) if snapshot.gpus else plateaus
@@ -179,13 +200,12 @@ def _same(left: tuple[object, ...], right: tuple[object, ...]) -> bool:
     )
 
 
-def reserved_share(engines: Engines) -> float | None:
+def reserved_share(engines: Engines, overview: Overview) -> float | None:
     """Return the smallest share of a card that an engine reserves at start; None when none says."""
-    column = engines.values[:, RESERVED]
-    lowest = float(column.min(initial=np.inf))
-    if lowest != lowest:
-        lowest = float(np.fmin.reduce(column, initial=np.inf))
-    return lowest if lowest < np.inf else None
+    lowest = overview.least[RESERVED]
+    if math.isnan(lowest):
+        lowest = float(np.fmin.reduce(engines.values[:, RESERVED], initial=np.inf))
+    return lowest if lowest < math.inf else None
 
 
 def _goes_on(policy: Policy, times: tuple[float, ...], at: float) -> bool:
@@ -193,51 +213,58 @@ def _goes_on(policy: Policy, times: tuple[float, ...], at: float) -> bool:
     return bool(times) and at - times[-1] <= max(LONGEST_HOLE_S, 4.0 * policy.interval_s)
 
 
-def _fleet_row(
-    state: State, joined: Join, engines: Engines, said: Rows, increase: Increase, waiting: float, at: float
-) -> tuple[FleetRow, bool]:
-    """Return the fleet's next row, and whether every serving engine's request counters are known.
+def _added(
+    engines: Engines, overview: Overview, joined: Join, said: Rows, increase: Increase, waiting: float
+) -> tuple[list[float], bool]:
+    """Return what this tick adds to the fleet's row, by `SUMS`, and whether every serving engine's request counters are
+    known.
 
     An engine covers a tick when all that demand is made of is known of it: the work is never taken for none.
     """
-    counters, load = increase.counters, engines.values[:, LOAD]
-    added = np.zeros(len(SUMS))
-    sums, complete, known = counters.sum(axis=0), said.fresh & joined.serving, bool(said.fresh.any())
-    if np.isnan(sums).any() or np.isnan(load.sum()):
-        missing = np.isnan(counters)
-        sums = np.where(missing, 0.0, counters).sum(axis=0)
+    counters = increase.counters
+    complete, known = said.fresh & joined.serving, bool(said.fresh.any())
+    sums, running, resident = np.add.reduce(counters, axis=0).tolist(), overview.total[RUNNING], overview.resident
+    if not (said.whole and joined.all_serve) or math.isnan(sum(sums, running + resident)):
+        missing, load = np.isnan(counters), engines.values[:, LOAD]
+        sums = np.where(missing, 0.0, counters).sum(axis=0).tolist()
         known = known and not missing[complete][:, REQUESTS].any()
         complete = complete & ~np.isnan(load).any(axis=1) & ~missing[:, WORK].any(axis=1)
-    if not complete.all():
         load = load[complete]
-    added[: len(sums)] = sums
-    for name, place in (("ttft", "first_tokens"), ("itl", "itl_count")):
-        histogram = increase.histograms.get(name)
-        added[SUMS[place]] = float(histogram.counts[-1]) if histogram is not None else 0.0
-    added[SUMS["running"]] = load[:, 0].sum()
-    added[SUMS["kv_tokens"]] = (load[:, 1] * load[:, 2]).sum()
-    added[SUMS["ticks"]] = 1.0
-    added[SUMS["covered"]] = joined.count_pods(complete)
-    added[SUMS["expected"]] = joined.ready
-    added[SUMS["spanned"]] = increase.elapsed[complete].sum() / joined.engines_per_pod
-    added[SUMS["waiting"]] = waiting
-    return next_row(state.rows[-1] if state.rows else None, at, added, increase), known
+        running, resident = float(load[:, 0].sum()), float((load[:, 1] * load[:, 2]).sum())
+    return [
+        *sums,
+        _count(increase, "ttft"),
+        _count(increase, "itl"),
+        running,
+        resident,
+        1.0,
+        float(joined.count_pods(complete)),
+        float(joined.ready),
+        float(np.add.reduce(increase.elapsed[complete])) / joined.engines_per_pod,
+        waiting,
+    ], known
+
+
+def _count(increase: Increase, name: str) -> float:
+    """Return how many observations a histogram gained; 0 when it was not read."""
+    histogram = increase.histograms.get(name)
+    return float(histogram.counts[-1]) if histogram is not None else 0.0
 
 
 def waiting_of(memory: EngineMemory, joined: Join) -> float:
     """Return the waiting requests of the serving pods, an engine without a reading at its last known: the queue of a
     fleet that was not read neither vanishes nor grows back.
     """
-    waiting = memory.values[:, COLUMN["num_requests_waiting"]]
+    waiting = memory.values[:, WAITING]
     if memory.keys is joined.keys or memory.keys == joined.keys:
-        return _sum(waiting[joined.serving])
+        return _sum(waiting if joined.all_serve else waiting[joined.serving])
     serving = {pod.uid for pod in joined.pods if is_serving(pod)}
     return _sum(waiting[[key.pod_uid in serving for key in memory.keys]])
 
 
 def _sum(values: Floats) -> float:
-    total = float(values.sum())
-    return total if total == total else float(np.nansum(values))
+    total = float(np.add.reduce(values))
+    return float(np.nansum(values)) if math.isnan(total) else total
 
 
 def _trimmed(
@@ -251,11 +278,9 @@ def _trimmed(
 
 def _is_flat(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...]) -> bool:
     """Tell whether no request arrived or ended in the last polls."""
-    back = max(0, len(rows) - 1 - STALE_IDLE_POLLS)
     if len(rows) <= STALE_IDLE_POLLS:
         return False
-    delta = rows[-1].sums - rows[back].sums
-    return not any(delta[SUMS[name]] for name in ("requests_finished", "generation_tokens", "first_tokens"))
+    return _traffic(rows[-1].sums) == _traffic(rows[-1 - STALE_IDLE_POLLS].sums)
 
 
 def _watch_pods(state: State, pods: tuple[Pod, ...]) -> tuple[dict[str, PodMemory], tuple[float, ...], bool]:
@@ -317,7 +342,7 @@ def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
         rows=state.rows,
         times=state.times,
         recent=recent,
-        increase=None if recent is None else (state.rows[-1].sums - recent.sums).tolist(),
+        increase=None if recent is None else list(map(sub, state.rows[-1].sums, recent.sums)),
         plateaus=state.plateaus,
         guard=state.guard,
         first_token_age_s=None if state.first_token_at is None else snapshot.at - state.first_token_at,

@@ -3,9 +3,12 @@
 The fleet's rows are cumulative since the daemon's start, so that any window is the difference of two rows.
 """
 
+import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +17,10 @@ from autoscaler.core.signals import COLUMN, ENGINE_COUNTERS, FIRST_COUNTER
 from autoscaler.core.types import EngineKey, Engines, Floats, HistogramRows, Ints, Pod
 
 COUNTERS = len(ENGINE_COUNTERS)
+READ_AT, STARTED_AT = COLUMN["read_at"], COLUMN["started_at"]
+RUNNING, WAITING = COLUMN["num_requests_running"], COLUMN["num_requests_waiting"]
+USAGE, CAPACITY = COLUMN["kv_cache_usage"], COLUMN["kv_capacity_tokens"]
+PROMPTED, GENERATED = COLUMN["prompt_tokens"], COLUMN["generation_tokens"]
 SUMS: dict[str, int] = {
     **{signal.name: index for index, signal in enumerate(ENGINE_COUNTERS)},
     "first_tokens": COUNTERS,
@@ -43,8 +50,29 @@ class FleetRow:
     """The fleet at one tick: `sums` by `SUMS`, histograms by name."""
 
     at: float
-    sums: Floats
+    sums: tuple[float, ...]
     histograms: Mapping[str, FleetHistogram]
+
+
+class Observations(NamedTuple):
+    """Cumulative observations between two rows, by upper bound."""
+
+    bounds: tuple[float, ...]
+    counts: list[float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overview:
+    """All engines at a glance; NaN where one of them does not say.
+
+    Args:
+        least, total: the smallest reading and the sum of each column, by `COLUMN`.
+        resident: KV tokens held.
+    """
+
+    least: list[float]
+    total: list[float]
+    resident: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,8 +114,17 @@ class Increase:
     histograms: Mapping[str, FleetHistogram] = field(default_factory=dict)
 
 
+def look_over(values: Floats) -> Overview:
+    """Return the overview of engines' readings."""
+    return Overview(
+        least=np.minimum.reduce(values, axis=0, initial=np.inf).tolist(),
+        total=np.add.reduce(values, axis=0).tolist(),
+        resident=float(np.add.reduce(values[:, CAPACITY] * values[:, USAGE])),
+    )
+
+
 def remember_engines(
-    memory: EngineMemory | None, engines: Engines, at: float, window_s: float, pods: tuple[Pod, ...]
+    memory: EngineMemory | None, engines: Engines, overview: Overview, at: float, window_s: float, pods: tuple[Pod, ...]
 ) -> tuple[EngineMemory, EngineMemory, Increase]:
     """Return the memory to keep, its rows of this tick's engines, and what these added since their last readings.
 
@@ -95,30 +132,45 @@ def remember_engines(
     A reset of any of its series is one of all of them. A vanished engine is remembered while its pod is in `pods`.
     """
     previous = _aligned(memory, engines)
-    cur, prev = engines.values, previous.values
-    started, was_started = cur[:, COLUMN["started_at"]], prev[:, COLUMN["started_at"]]
-    read_at, was_read = cur[:, COLUMN["read_at"]], prev[:, COLUMN["read_at"]]
-    new = np.isnan(was_read)
-    counters = cur[:, FIRST_COUNTER:]
-    delta = counters - prev[:, FIRST_COUNTER:]
+    change = engines.values - previous.values
+    counters, elapsed = change[:, FIRST_COUNTER:], change[:, READ_AT]
+    shortest = float(np.minimum.reduce(elapsed, initial=np.inf))
+    histograms = _steady_increases(previous, engines) if not math.isnan(shortest) and _counted_on(change) else None
+    if histograms is None:
+        counters, elapsed, histograms = _fresh_increases(previous, engines, change, at, window_s)
+    current = _next_memory(previous, engines, overview, change[:, READ_AT], counters, all_fresh=shortest > 0.0)
+    increase = Increase(
+        counters=counters, elapsed=elapsed, was_running=previous.values[:, RUNNING], histograms=histograms
+    )
+    return _with_absent(memory, current, pods), current, increase
+
+
+def _counted_on(change: Floats) -> bool:
+    """Tell whether every engine is the same process as before, as far as is known, and none of its counters fell."""
+    least = np.fmin.reduce(change, axis=0, initial=np.inf).tolist()
     # Process start times are printed with 10 ms: a second apart is another process.
-    reset = (delta < 0.0).any(axis=1) | (np.abs(started - was_started) > 1.0)
-    young = at - started < window_s
-    whole = reset | (new & young)
+    latest = float(np.fmax.reduce(change[:, STARTED_AT], initial=-np.inf))
+    return latest <= 1.0 and least[STARTED_AT] >= -1.0 and min(least[FIRST_COUNTER:]) >= 0.0
+
+
+def _fresh_increases(
+    previous: EngineMemory, engines: Engines, change: Floats, at: float, window_s: float
+) -> tuple[Floats, Floats, dict[str, FleetHistogram]]:
+    """Return increases of counters, seconds between readings, and increases of histograms, where engines may be new or
+    may have started over.
+    """
+    counters = engines.values[:, FIRST_COUNTER:]
+    delta = change[:, FIRST_COUNTER:].copy()
+    new = np.isnan(previous.values[:, READ_AT])
+    age = at - engines.values[:, STARTED_AT]
+    young = age < window_s
+    whole = (delta < 0.0).any(axis=1) | (np.abs(change[:, STARTED_AT]) > 1.0) | (new & young)
     histograms, broken = _histogram_increases(previous, engines, whole, new)
-    if broken is not None:
-        whole |= broken
-    if whole.any():
-        delta[whole] = counters[whole]
+    whole |= broken
+    delta[whole] = counters[whole]
     first = new & ~young
-    if first.any():
-        delta[first] = np.where(np.isnan(counters[first]), np.nan, 0.0)
-    elapsed = np.where(new, np.where(young, at - started, 0.0), read_at - was_read)
-    current = _next_memory(previous, engines, delta, read_at, was_read)
-    remembered = _with_absent(memory, current, pods)
-    was_running = prev[:, COLUMN["num_requests_running"]]
-    increase = Increase(counters=delta, elapsed=elapsed, was_running=was_running, histograms=histograms)
-    return remembered, current, increase
+    delta[first] = np.where(np.isnan(counters[first]), np.nan, 0.0)
+    return delta, np.where(new, np.where(young, age, 0.0), change[:, READ_AT]), histograms
 
 
 def _aligned(memory: EngineMemory | None, engines: Engines) -> EngineMemory:
@@ -158,14 +210,8 @@ def _moved_rows(blocks: tuple[HistogramRows, ...], moved: Mapping[int, int]) -> 
 
 def _histogram_increases(
     previous: EngineMemory, engines: Engines, whole: np.ndarray, new: np.ndarray
-) -> tuple[dict[str, FleetHistogram], np.ndarray | None]:
-    """Return the increases by name, and which rows' histograms fell, a reset that the counters did not show: None for
-    no row.
-    """
-    if not whole.any():
-        steady = _steady_increases(previous, engines)
-        if steady is not None:
-            return steady, None
+) -> tuple[dict[str, FleetHistogram], np.ndarray]:
+    """Return the increases by name, and which rows' histograms fell, a reset that the counters did not show."""
     deltas: list[tuple[str, HistogramRows, Floats]] = []
     broken = np.zeros(len(engines.keys), dtype=bool)
     for name, blocks in engines.histograms.items():
@@ -197,9 +243,9 @@ def _steady_increases(previous: EngineMemory, engines: Engines) -> dict[str, Fle
         if old.bounds != block.bounds or not _same_rows(old, block):
             return None
         delta = block.counts - old.counts
-        if delta.min(initial=0.0) < 0.0:
+        if np.minimum.reduce(delta, axis=None, initial=0.0) < 0.0:
             return None
-        result[name] = FleetHistogram(block.bounds, delta.sum(axis=0))
+        result[name] = FleetHistogram(block.bounds, np.add.reduce(delta, axis=0))
     return result
 
 
@@ -220,43 +266,51 @@ def _block_delta(block: HistogramRows, before: tuple[HistogramRows, ...]) -> tup
 
 
 def _next_memory(
-    previous: EngineMemory, engines: Engines, delta: Floats, read_at: Floats, was_read: Floats
+    previous: EngineMemory,
+    engines: Engines,
+    overview: Overview,
+    since_read: Floats,
+    counters: Floats,
+    *,
+    all_fresh: bool,
 ) -> EngineMemory:
-    """Return the memory of the engines that were read, with their polls of sameness counted."""
+    """Return the memory of the engines that were read, with their polls of sameness counted.
+
+    Args:
+        since_read: seconds between each engine's last two readings; NaN where this is the first.
+        all_fresh: all of them are above 0.
+    """
     cur = engines.values
-    running, waiting = cur[:, COLUMN["num_requests_running"]], cur[:, COLUMN["num_requests_waiting"]]
-    prompt, generated = COLUMN["prompt_tokens"] - FIRST_COUNTER, COLUMN["generation_tokens"] - FIRST_COUNTER
-    fresh = read_at > was_read
-    missing = np.isnan(cur)
-    values = np.where(missing, previous.values, cur) if missing.any() else cur
-    flat = (delta[:, generated] == 0.0) & ~(delta[:, prompt] > 0.0)
-    idle = flat & (running == 0.0) & (waiting == 0.0)
-    zero = (cur[:, COLUMN["kv_cache_usage"]] == 0.0) & (running > 0.0)
-    if fresh.all() and not (flat | zero).any():
-        count = len(engines.keys)
-        none = np.zeros(count, dtype=np.intp)
+    values = np.where(np.isnan(cur), previous.values, cur)
+    generated, prompted = counters[:, GENERATED - FIRST_COUNTER], counters[:, PROMPTED - FIRST_COUNTER]
+    if (
+        all_fresh
+        and previous.steady
+        and overview.least[USAGE] > 0.0
+        and np.minimum.reduce(generated, initial=np.inf) > 0.0
+    ):
         return EngineMemory(
             keys=engines.keys,
             values=values,
             histograms=engines.histograms,
-            idle_polls=none,
-            zero_polls=none,
-            flat_since=np.full(count, np.inf),
+            idle_polls=previous.idle_polls,
+            zero_polls=previous.zero_polls,
+            flat_since=previous.flat_since,
             steady=True,
         )
-    idle_polls = np.where(fresh, np.where(idle, previous.idle_polls + 1, 0), previous.idle_polls)
-    zero_polls = np.where(fresh, np.where(zero, previous.zero_polls + 1, 0), previous.zero_polls)
-    stuck = flat & (running > 0.0)
-    flat_since = np.where(
-        fresh, np.where(stuck, np.minimum(previous.flat_since, was_read), np.inf), previous.flat_since
-    )
+    running, fresh = cur[:, RUNNING], since_read > 0.0
+    flat = (generated == 0.0) & ~(prompted > 0.0)
+    idle = flat & (running == 0.0) & (cur[:, WAITING] == 0.0)
+    zero = (cur[:, USAGE] == 0.0) & (running > 0.0)
+    stuck_since = np.where(flat & (running > 0.0), np.minimum(previous.flat_since, previous.values[:, READ_AT]), np.inf)
     return EngineMemory(
         keys=engines.keys,
         values=values,
         histograms=engines.histograms,
-        idle_polls=idle_polls,
-        zero_polls=zero_polls,
-        flat_since=flat_since,
+        idle_polls=np.where(fresh, np.where(idle, previous.idle_polls + 1, 0), previous.idle_polls),
+        zero_polls=np.where(fresh, np.where(zero, previous.zero_polls + 1, 0), previous.zero_polls),
+        flat_since=np.where(fresh, stuck_since, previous.flat_since),
+        steady=all_fresh and not (flat | zero).any(),
     )
 
 
@@ -317,44 +371,41 @@ def _add(total: FleetHistogram | None, increase: FleetHistogram) -> FleetHistogr
     return FleetHistogram(bounds, left + right)
 
 
-def next_row(previous: FleetRow | None, at: float, added: Floats, increase: Increase) -> FleetRow:
+def next_row(previous: FleetRow | None, at: float, added: Sequence[float], increase: Increase) -> FleetRow:
     """Return the fleet's row after this tick.
 
     Args:
-        added: shape (len(SUMS),), what this tick adds; its waiting column is the new value itself.
+        added: by `SUMS`, what this tick adds; the last, the waiting requests, is the new value itself.
     """
     if previous is None:
-        return FleetRow(at, added, increase.histograms)
-    sums = previous.sums + added
-    sums[SUMS["waiting"]] = added[SUMS["waiting"]]
+        return FleetRow(at, tuple(added), increase.histograms)
     histograms = dict(previous.histograms)
     for name, histogram in increase.histograms.items():
         histograms[name] = _add(histograms.get(name), histogram)
-    return FleetRow(at, sums, histograms)
+    return FleetRow(at, (*map(add, previous.sums[:-1], added), added[-1]), histograms)
 
 
-def histogram_between(old: FleetRow, new: FleetRow, name: str) -> FleetHistogram | None:
-    """Return the observations between two rows, on the newer row's bounds; None when it was never read."""
-    last = new.histograms.get(name)
+def observations(old: FleetRow, new: FleetRow, name: str) -> Observations | None:
+    """Return what was observed between two rows, on the newer row's bounds; None when it was never read."""
+    last, first = new.histograms.get(name), old.histograms.get(name)
     if last is None:
         return None
-    first = old.histograms.get(name)
     if first is None:
-        return last
-    return FleetHistogram(last.bounds, last.counts - rebased(first.bounds, first.counts, last.bounds))
+        return Observations(last.bounds, last.counts.tolist())
+    return Observations(last.bounds, (last.counts - rebased(first.bounds, first.counts, last.bounds)).tolist())
 
 
-def spanned_seconds(delta: Floats, seconds: Floats) -> Floats:
-    """Return the seconds in which the work between rows was done: those between them, or longer ones that it spans.
+def spanned_seconds(seconds: float, spanned: float, pods: float) -> float:
+    """Return the seconds in which the work between two rows was done: those between them, or longer ones that it spans.
 
     Engines that were not read for five minutes bring five minutes' work into the tick in which they are read again.
 
     Args:
-        delta: shape (..., len(SUMS)), differences of rows' sums.
-        seconds: shape (...,), between those rows.
+        seconds: between the rows.
+        spanned: pod-seconds that the increases span.
+        pods: expected, on average.
     """
-    pods = delta[..., SUMS["expected"]] / delta[..., SUMS["ticks"]]
-    return np.maximum(seconds, delta[..., SUMS["spanned"]] / np.maximum(pods, 1.0))
+    return max(seconds, spanned / max(pods, 1.0))
 
 
 def row_at(times: tuple[float, ...], at: float) -> int:

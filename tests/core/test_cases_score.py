@@ -179,7 +179,7 @@ def test_c062_nan_does_not_depend_on_order(order: tuple[int, ...]) -> None:
 
 
 def test_c062_all_nan_is_unknown() -> None:
-    assert math.isnan(quantile((1.0, math.inf), np.zeros(2), 0.99).value)
+    assert math.isnan(quantile((1.0, math.inf), [0.0, 0.0], 0.99).value)
     world = World(P0, 3)
     world.press(None, 0.5, 0.5)
     score = world.decide().score

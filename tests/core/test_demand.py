@@ -27,21 +27,25 @@ def history(bins: list[dict[str, float]], *, ticks: int = 12, interval_s: float 
 
     Gauges (`running`, `kv_tokens`, `covered`, `expected`) are summed over ticks; `waiting` is reached at a bin's end.
     """
-    sums = np.zeros(len(SUMS))
-    sums[SUMS["waiting"]] = bins[0].get("waiting", 0.0)
-    rows = [FleetRow(START, sums, {})]
+    sums, waiting = np.zeros(len(SUMS)), bins[0].get("waiting", 0.0)
+    rows = [FleetRow(START, _with_waiting(sums, waiting), {})]
     for one in bins:
         added = {"covered": 4.0, "expected": 4.0, **one}
-        for _ in range(ticks):
-            sums = sums.copy()
+        for tick in range(ticks):
             for name, value in added.items():
                 gauge = name in ("running", "kv_tokens", "covered", "expected")
                 sums[SUMS[name]] += value if gauge else value * interval_s
             sums[SUMS["ticks"]] += 1.0
-            sums[SUMS["waiting"]] = rows[-1].sums[SUMS["waiting"]]
-            rows.append(FleetRow(rows[-1].at + interval_s, sums, {}))
-        rows[-1].sums[SUMS["waiting"]] = one.get("waiting", 0.0)
+            waiting = one.get("waiting", 0.0) if tick == ticks - 1 else waiting
+            rows.append(FleetRow(rows[-1].at + interval_s, _with_waiting(sums, waiting), {}))
     return tuple(rows)
+
+
+def _with_waiting(sums: np.ndarray, waiting: float) -> tuple[float, ...]:
+    """Return the sums of a row, with so many requests waiting now."""
+    row = sums.tolist()
+    row[SUMS["waiting"]] = waiting
+    return tuple(row)
 
 
 def measure(
@@ -49,6 +53,11 @@ def measure(
 ) -> DemandWindow:
     """Return the demand of the rows."""
     return measure_demand(policy, line, capacity, rows, tuple(row.at for row in rows))
+
+
+def terms_of(window: DemandWindow) -> np.ndarray:
+    """Return the terms as an array, shape (3, bins)."""
+    return np.array(window.terms)
 
 
 STEADY = {"prompt_tokens": 6000.0, "generation_tokens": 1200.0, "running": 40.0, "kv_tokens": 80_000.0}
@@ -124,7 +133,7 @@ def test_room_under_the_itl_objective_has_a_floor(slo_s: float, room: float) -> 
 def test_bins_end_at_the_newest_row() -> None:
     # The rate doubles 30 s before the end: the newest minute sees half of it, wherever the clock's minutes lie.
     double = {name: 2.0 * value for name, value in STEADY.items()}
-    terms = measure(history([STEADY] * 4 + [double])[: 4 * 12 + 7]).terms
+    terms = terms_of(measure(history([STEADY] * 4 + [double])[: 4 * 12 + 7]))
     assert terms.shape == (3, 4)
     assert terms[0, :3] == pytest.approx([0.576] * 3)
     assert terms[0, 3] == pytest.approx(1.5 * 0.576)
@@ -135,7 +144,7 @@ def test_bins_end_at_the_newest_row() -> None:
     [pytest.param(10, 10, id="full"), pytest.param(14, 10, id="no-more-than-the-window"), pytest.param(3, 3, id="few")],
 )
 def test_window_holds_so_many_bins(bins: int, count: int) -> None:
-    assert measure(history([STEADY] * bins)).terms.shape == (3, count)
+    assert terms_of(measure(history([STEADY] * bins))).shape == (3, count)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +163,11 @@ def test_bins_that_too_few_engines_covered_are_dropped(bins: list[dict[str, floa
     found = measure(history(bins))
     assert found.latest.gap is gap
     assert (found.latest.value is None) == (gap is not None)
-    for index, one in enumerate(bins if found.terms.size else []):
+    terms = terms_of(found)
+    for index, one in enumerate(bins if terms.size else []):
         expected = one.get("expected", 4.0)
         dropped = expected == 0.0 or one.get("covered", 4.0) < 0.7 * expected
-        assert np.isnan(found.terms[:, index]).all() == dropped
+        assert np.isnan(terms[:, index]).all() == dropped
 
 
 def test_no_capacity_is_a_gap() -> None:
@@ -214,7 +224,7 @@ def test_idle_needs_nothing() -> None:
 def test_demand_is_proportional_to_the_work(scale: float, bins: int) -> None:
     rates = {"prompt_tokens", "generation_tokens", "running", "kv_tokens"}
     scaled = {name: value * scale if name in rates else value for name, value in STEADY.items()}
-    one, more = measure(history([STEADY] * bins)).terms, measure(history([scaled] * bins)).terms
+    one, more = (terms_of(measure(history([load] * bins))) for load in (STEADY, scaled))
     context = 2000.0 if scale > 0.0 else 0.0
     assert context == 0.0 or more == pytest.approx(one * scale)
     assert (more >= 0.0).all()

@@ -40,9 +40,8 @@ FLAT = [4.0] * 10
 
 def window(itl: list[float], kv: list[float] | None = None, sequences: list[float] | None = None) -> DemandWindow:
     """Return a window of these terms; a missing one needs nothing."""
-    terms = np.array([itl, kv or [0.0] * len(itl), sequences or [0.0] * len(itl)])
-    latest = Demand(itl=terms[0, -1], kv=terms[1, -1], sequences=terms[2, -1])
-    return DemandWindow(terms=terms, latest=latest, prompt_per_request=None)
+    terms = tuple(tuple(term or [0.0] * len(itl)) for term in (itl, kv, sequences))
+    return DemandWindow(terms=terms, latest=Demand(itl=terms[0][-1], kv=terms[1][-1], sequences=terms[2][-1]))
 
 
 def forecast(
@@ -181,7 +180,7 @@ def test_dropped_bins_are_left_out_of_the_fit() -> None:
 
 @pytest.mark.parametrize("gap", [GapReason.NO_HISTORY, GapReason.NO_CAPACITY])
 def test_no_demand_no_forecast(gap: GapReason) -> None:
-    nothing = DemandWindow(terms=np.full((3, 4), np.nan), latest=Demand(gap=gap), prompt_per_request=None)
+    nothing = DemandWindow(terms=((math.nan,) * 4,) * 3, latest=Demand(gap=gap))
     kept = (Regime(since=START - 60.0, relative_sd=0.2), Regime(), Regime())
     found = forecast_demand(POLICY, nothing, START, 180.0, kept, ())
     assert (found.gap, found.level, found.top, found.sigma, found.up, found.keep) == (gap, *[None] * 5)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,9 @@ from autoscaler.core.histogram import deviation, quantile, rebased, share_within
 VECTORS = json.loads((Path(__file__).parents[1] / "data/prometheus/quantile_vectors.json").read_text())
 
 
-def _layout(cumulative: dict[str, float]) -> tuple[tuple[float, ...], np.ndarray]:
-    pairs = sorted((float(bound), count) for bound, count in cumulative.items())
-    return tuple(bound for bound, _ in pairs), np.array([count for _, count in pairs], dtype=float)
+def _layout(cumulative: dict[str, float]) -> tuple[tuple[float, ...], list[float]]:
+    pairs = sorted((float(bound), float(count)) for bound, count in cumulative.items())
+    return tuple(bound for bound, _ in pairs), [count for _, count in pairs]
 
 
 @pytest.mark.parametrize("vector", [pytest.param(vector, id=vector["id"]) for vector in VECTORS["quantile"]])
@@ -44,9 +44,9 @@ def test_fraction_vectors(vector: dict[str, object]) -> None:
 
 
 def test_c032_quantile_in_the_last_bucket_is_censored() -> None:
-    found = quantile((10.0, 60.0, math.inf), np.array([40.0, 80.0, 100.0]), 0.95)
+    found = quantile((10.0, 60.0, math.inf), [40.0, 80.0, 100.0], 0.95)
     assert (found.value, found.censored) == (60.0, True)
-    sane = quantile((0.5, 1.0, 2.5, 5.0, math.inf), np.array([10.0, 30.0, 45.0, 50.0, 50.0]), 0.95)
+    sane = quantile((0.5, 1.0, 2.5, 5.0, math.inf), [10.0, 30.0, 45.0, 50.0, 50.0], 0.95)
     assert sane.value == pytest.approx(3.75, abs=0.01)
     assert not sane.censored
 
@@ -55,18 +55,33 @@ def test_mixed_layouts_are_interpolated_before_the_sum() -> None:
     vector = next(vector for vector in VECTORS["quantile"] if vector["id"] == "v16")
     layouts = [_layout(replica) for replica in vector["replicas"]]
     bounds = union(layouts[0][0], layouts[1][0])
-    total = sum(rebased(own, counts, bounds) for own, counts in layouts)
-    assert quantile(bounds, np.asarray(total), 0.99).value == pytest.approx(vector["expected"], abs=1e-6)
+    total = np.sum([rebased(own, np.array(counts), bounds) for own, counts in layouts], axis=0)
+    assert quantile(bounds, total.tolist(), 0.99).value == pytest.approx(vector["expected"], abs=1e-6)
 
 
 def test_slowest_is_the_bound_that_holds_all() -> None:
-    assert slowest((0.1, 1.0, math.inf), np.array([1.0, 3.0, 3.0])) == 1.0
-    assert slowest((0.1, 1.0, math.inf), np.array([1.0, 2.0, 3.0])) == math.inf
+    assert slowest((0.1, 1.0, math.inf), [1.0, 3.0, 3.0]) == 1.0
+    assert slowest((0.1, 1.0, math.inf), [1.0, 2.0, 3.0]) == math.inf
+
+
+def test_counts_that_fall_stand_for_the_largest_so_far() -> None:
+    bounds, fallen, meant = (1.0, 2.0, 4.0, math.inf), [4.0, 3.0, 8.0, 7.0], [4.0, 4.0, 8.0, 8.0]
+    for q in (0.0, 0.4, 0.5, 0.51, 0.9, 1.0):
+        assert quantile(bounds, fallen, q) == quantile(bounds, meant, q)
+    for limit in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 9.0):
+        assert share_within(bounds, fallen, limit) == share_within(bounds, meant, limit)
+    assert slowest(bounds, fallen) == slowest(bounds, meant)
+    assert deviation(bounds, fallen) == deviation(bounds, meant)
+
+
+def test_deviation_worked_by_hand() -> None:
+    # Two at 0.5, one at 1.5 and, beyond the last bound, three at 2.0: their sum is 8.5, that of their squares 14.75.
+    assert deviation((1.0, 2.0, math.inf), [2.0, 3.0, 6.0]) == pytest.approx(math.sqrt(14.75 / 6 - (8.5 / 6) ** 2))
 
 
 def test_deviation_of_one_bucket_is_zero() -> None:
-    assert deviation((1.0, 2.0, math.inf), np.array([0.0, 7.0, 7.0])) == 0.0
-    assert math.isnan(deviation((1.0, math.inf), np.zeros(2)))
+    assert deviation((1.0, 2.0, math.inf), [0.0, 7.0, 7.0]) == 0.0
+    assert math.isnan(deviation((1.0, math.inf), [0.0, 0.0]))
 
 
 COUNTS = st.lists(st.integers(0, 1000), min_size=4, max_size=12)
@@ -75,7 +90,7 @@ COUNTS = st.lists(st.integers(0, 1000), min_size=4, max_size=12)
 @given(COUNTS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_quantiles_rise_with_q_and_lie_inside_the_layout(counts: list[int], low: float, high: float) -> None:
     bounds = (*(float(index + 1) for index in range(len(counts) - 1)), math.inf)
-    cumulative = np.cumsum(np.array(counts, dtype=float))
+    cumulative = [float(count) for count in accumulate(counts)]
     first, second = (quantile(bounds, cumulative, q).value for q in sorted((low, high)))
     if cumulative[-1] == 0:
         assert math.isnan(first)
