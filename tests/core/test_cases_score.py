@@ -4,7 +4,6 @@ import itertools
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from autoscaler.core.facts import IMPLAUSIBLE_ZERO_POLLS
