@@ -436,13 +436,8 @@ def _write_certificates(folder: Path) -> None:
     signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "authorityKeyIdentifier=keyid")
     names = "DNS:localhost,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:10.96.0.1"
     usage = "keyUsage=critical,digitalSignature"
-    ca: tuple[str, ...] = (
-        "-addext",
-        "keyUsage=critical,keyCertSign,cRLSign",
-        "-addext",
-        "basicConstraints=critical,CA:TRUE",
-    )
-    ca += ("-addext", "subjectKeyIdentifier=hash")
+    signs = "keyUsage=critical,keyCertSign,cRLSign"
+    ca = ("-addext", signs, "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "subjectKeyIdentifier=hash")
     leaf = ("-addext", usage, "-addext", "basicConstraints=critical,CA:FALSE")
     server = ("-addext", f"subjectAltName={names}", "-addext", "extendedKeyUsage=serverAuth")
     client = ("-addext", "extendedKeyUsage=clientAuth")

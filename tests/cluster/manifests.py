@@ -1,0 +1,178 @@
+"""The objects that tests put into a cluster, and short ways to wait for what becomes of them."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from tests.cluster.api import Api, Json
+from tests.cluster.kubelet import PREFIX
+from tests.cluster.plane import Plane
+
+DEPLOYMENTS = "/apis/apps/v1/namespaces/{namespace}/deployments"
+PODS = "/api/v1/namespaces/{namespace}/pods"
+LIMIT_S = 60.0
+POLL_S = 0.05
+
+
+class Place(NamedTuple):
+    """A namespace of its own for one test, and the API as an administrator sees it."""
+
+    plane: Plane
+    api: Api
+    namespace: str
+
+    @property
+    def deployments(self) -> str:
+        """The path of its Deployments."""
+        return DEPLOYMENTS.format(namespace=self.namespace)
+
+    @property
+    def pods(self) -> str:
+        """The path of its pods."""
+        return PODS.format(namespace=self.namespace)
+
+    async def apply(self, *manifests: Json) -> list[Json]:
+        """Apply into this namespace."""
+        return await self.api.apply(*manifests, namespace=self.namespace)
+
+    async def create(self, manifest: Json) -> Json:
+        """Create a Deployment. Not applied, so that only a controller or a test's subject owns its replicas."""
+        return await self.api.request("POST", self.deployments, manifest, query={"fieldValidation": "Strict"})
+
+    async def read(self, name: str = "chat") -> Json:
+        """Return a Deployment."""
+        return await self.api.get(f"{self.deployments}/{name}")
+
+    async def list_pods(self) -> list[Json]:
+        """Return the pods, oldest first."""
+        pods = await self.api.items(self.pods)
+        return sorted(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+
+    async def until(self, true: Callable[[list[Json]], bool], what: str) -> list[Json]:
+        """Return the pods once something is true of them. Raises TimeoutError that shows them."""
+        deadline = time.monotonic() + LIMIT_S
+        while not true(pods := await self.list_pods()):
+            if time.monotonic() > deadline:
+                shown = [(pod["metadata"]["name"], pod["status"]) for pod in pods]
+                raise TimeoutError(f"no {what} within {LIMIT_S:g} s: {shown}")
+            await asyncio.sleep(POLL_S)
+        return pods
+
+    async def until_ready(self, count: int, name: str = "chat") -> list[Json]:
+        """Return the pods once so many are ready, no others are there, and the Deployment's status says the same."""
+        pods = await self.until(
+            lambda pods: len(pods) == count and all(map(is_ready, pods)), f"{count} pods that are ready"
+        )
+
+        async def said() -> bool:
+            deployment = await self.read(name)
+            status = deployment["status"]
+            seen: bool = status.get("observedGeneration") == deployment["metadata"]["generation"]
+            counts = {status.get(key, 0) for key in ("replicas", "readyReplicas", "updatedReplicas")}
+            return seen and counts == {count}
+
+        await eventually(said, f"status with {count} ready replicas")
+        return pods
+
+    async def tell(self, pods: Iterable[Json], **wishes: object) -> None:
+        """Tell fake pods that are ready what to be like; see `kubelet`."""
+        async with httpx.AsyncClient() as client:
+            for pod in pods:
+                answer = await client.post(f"http://{address_of(self.plane, pod)}/fake", json=wishes)
+                answer.raise_for_status()
+
+
+async def eventually(true: Callable[[], Awaitable[bool]], what: str, limit_s: float = LIMIT_S) -> None:
+    """Return once something is true. Raises TimeoutError."""
+    deadline = time.monotonic() + limit_s
+    while not await true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {what} within {limit_s:g} s")
+        await asyncio.sleep(POLL_S)
+
+
+def deployment(
+    name: str = "chat",
+    *,
+    replicas: int = 2,
+    gpus: int = 1,
+    fake: Mapping[str, object] | None = None,
+    strategy: Json | None = None,
+    pool: str = "",
+    args: Iterable[str] = ("--max-num-seqs", "64"),
+) -> Json:
+    """Return a Deployment of engines.
+
+    Args:
+        fake: what the fake kubelet does with its pods, e.g. `{"fail": "crash"}`.
+        pool: the value of the node label `pool` that its pods ask for.
+    """
+    annotations = {PREFIX + key: str(value) for key, value in (fake or {}).items()}
+    pod: dict[str, Any] = {
+        "terminationGracePeriodSeconds": 5,
+        "containers": [
+            {
+                "name": "vllm",
+                "image": "vllm/vllm-openai",
+                "args": list(args),
+                "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
+            }
+        ],
+    }
+    if pool:
+        pod["nodeSelector"] = {"pool": pool}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}, "annotations": annotations}, "spec": pod},
+            **({"strategy": strategy} if strategy else {}),
+        },
+    }
+
+
+def condition(item: Json, kind: str) -> Json:
+    """Return a condition of an object; empty where it has none of that type."""
+    known = item.get("status", {}).get("conditions") or ()
+    return next((one for one in known if one["type"] == kind), {})
+
+
+def is_ready(pod: Json) -> bool:
+    """Return whether a pod is ready and not on its way out."""
+    return condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+
+def container(pod: Json) -> Json:
+    """Return the status of a pod's container; empty before the kubelet has written one."""
+    return next(iter(pod.get("status", {}).get("containerStatuses") or ()), {})
+
+
+def waits_for(pod: Json) -> str:
+    """Return why a pod's container waits; "" when it does not."""
+    return str(container(pod).get("state", {}).get("waiting", {}).get("reason", ""))
+
+
+def address_of(plane: Plane, pod: Json) -> str:
+    """Return where a pod's HTTP server is."""
+    return f"{pod['status']['podIP']}:{plane.port}"
+
+
+def policy(
+    folder: Path, plane: Plane, namespace: str, *, name: str = "chat", replicas: str = "{max: 8}", more: str = ""
+) -> Path:
+    """Write a policy for a Deployment of that namespace, and return its path."""
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        "apiVersion: autoscaler/v1alpha1\nkind: ScalingPolicy\n"
+        f"metadata: {{name: {name}}}\nspec:\n"
+        f"  target: {{namespace: {namespace}, deployment: {name}}}\n"
+        f"  replicas: {replicas}\n  interval: 1s\n  signals: {{vllm: {{port: {plane.port}}}}}\n{more}"
+    )
+    return path
