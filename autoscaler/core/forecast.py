@@ -2,11 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from operator import mul
 from typing import NamedTuple
-
-import numpy as np
 
 from autoscaler.core.demand import DemandWindow
 from autoscaler.core.policy import Forecaster, Policy, Prediction
@@ -36,18 +32,18 @@ def forecast_demand(
     at: float,
     horizon_s: float,
     regimes: tuple[Regime, ...],
-    errors: Sequence[float],
+    ranked_errors: Sequence[float],
 ) -> Forecast:
     """Return the demand expected at the horizon, the margin, and the replicas to grow to and to keep.
 
     Each term has its own level, slope and deviation by least squares over the bins of its regime; the slope is shrunk
     by two standard errors. The margin is the larger of the residual deviation and what the 95 % quantile of the
-    target's own relative forecast errors stands for.
+    target's own relative forecast errors, which are given in ascending order, stands for.
     """
     if window.latest.gap is not None:
         return Forecast(horizon_s=horizon_s, gap=window.latest.gap, regimes=regimes)
     prediction = policy.prediction
-    quantile = error_quantile(prediction, errors)
+    quantile = error_quantile(prediction, ranked_errors)
     fits = [_fit(prediction, bins, at, regime) for bins, regime in zip(window.terms, regimes, strict=True)]
     # On top of a trend a jump must not forecast less than the trend alone would: both count when a regime begins.
     likely = [*fits, *(fit.before for fit in fits if fit.before is not None)]
@@ -75,6 +71,18 @@ def _whole(replicas: float) -> int:
     return math.ceil(replicas - 1e-9)
 
 
+class Line(NamedTuple):
+    """A line by least squares: level at the last value, slope a step, its standard error, and the residual deviation.
+
+    With fewer than three values the level is their mean and the slope's error is infinite.
+    """
+
+    level: float
+    slope: float = 0.0
+    slope_error: float = math.inf
+    sd: float = 0.0
+
+
 class _Fit(NamedTuple):
     """Level now, slope a bin, residual deviation, and their regime; if it begins now, the fit without it."""
 
@@ -91,8 +99,9 @@ def _fit(prediction: Prediction, bins: Sequence[float], at: float, regime: Regim
     values = [value for value in bins[len(bins) - fresh :] if value == value]
     if regime.since is not None and fresh < NEW_BINS:
         return _young_fit(values, regime)
-    fit = _trend_fit(prediction, values, regime if fresh < len(bins) else Regime(relative_sd=regime.relative_sd))
-    if not _is_change(prediction, values):
+    older, line = fitted_lines(values)
+    fit = _trend_fit(prediction, line, regime if fresh < len(bins) else Regime(relative_sd=regime.relative_sd))
+    if len(values) < NEW_BINS or not _is_change(prediction, older, values[-1]):
         return fit
     young = _young_fit(values[-1:], Regime(since=at, relative_sd=regime.relative_sd))
     return young._replace(before=fit)
@@ -104,12 +113,11 @@ def _young_fit(values: Sequence[float], regime: Regime) -> _Fit:
     return _Fit(level, 0.0, regime.relative_sd * level, regime)
 
 
-def _trend_fit(prediction: Prediction, values: Sequence[float], regime: Regime) -> _Fit:
+def _trend_fit(prediction: Prediction, line: Line, regime: Regime) -> _Fit:
     """Return the fit by least squares, the slope shrunk by two standard errors."""
-    level, slope, slope_error, sd = least_squares(values)
-    slope = math.copysign(max(0.0, abs(slope) - 2.0 * slope_error), slope)
-    level = max(0.0, level)
-    sd = max(sd, prediction.min_deviation * level)
+    slope = math.copysign(max(0.0, abs(line.slope) - 2.0 * line.slope_error), line.slope)
+    level = max(0.0, line.level)
+    sd = max(line.sd, prediction.min_deviation * level)
     relative = min(max(sd / level, LOWEST_RELATIVE), HIGHEST_RELATIVE) if level > 0.0 else regime.relative_sd
     return _Fit(level, slope, sd, Regime(since=regime.since, relative_sd=relative))
 
@@ -121,50 +129,55 @@ def _bins_since(prediction: Prediction, at: float, regime: Regime, count: int) -
     return min(count, 1 + int((at - regime.since) / prediction.bin_s))
 
 
-def _is_change(prediction: Prediction, values: Sequence[float]) -> bool:
+def _is_change(prediction: Prediction, older: Line, newest: float) -> bool:
     """Tell whether the newest value lies above what the older ones predict, beyond chance."""
-    if len(values) < NEW_BINS:
-        return False
-    level, slope, _, sd = least_squares(values[:-1])
-    expected = max(0.0, level + slope)
-    limit = prediction.change_sigma * max(sd, prediction.min_deviation * expected)
-    return values[-1] - expected > max(limit, MIN_CHANGE)
+    expected = max(0.0, older.level + older.slope)
+    limit = prediction.change_sigma * max(older.sd, prediction.min_deviation * expected)
+    return newest - expected > max(limit, MIN_CHANGE)
 
 
-def least_squares(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """Return level at the last value, slope a step, the slope's standard error, and the residual deviation.
+def fitted_lines(values: Sequence[float]) -> tuple[Line, Line]:
+    """Return the lines through all values but the last, and through all of them; at least one value.
 
-    Source: ordinary least squares on 0..n-1; with fewer than three values the slope's error is infinite.
+    Source: ordinary least squares on 0..n-1. Both lines come of one pass; what is summed is relative to the first
+    value, so that little is lost where they cancel.
     """
-    count = len(values)
-    mean = sum(values) / count
+    first, last = values[0], values[-1]
+    total = moment = squares = 0.0
+    for step, value in enumerate(values[:-1]):
+        off = value - first
+        total += off
+        moment += step * off
+        squares += off * off
+    count, off = len(values), last - first
+    older = _line(first, count - 1, total, moment, squares) if count > 1 else Line(last)
+    return older, _line(first, count, total + off, moment + (count - 1) * off, squares + off * off)
+
+
+def _line(first: float, count: int, total: float, moment: float, squares: float) -> Line:
+    """Return the line through `count` values, by the sums of them, times their steps, and squared, less `first`."""
+    mean, middle = total / count, (count - 1) / 2.0
     if count < 3:
-        return mean, 0.0, math.inf, 0.0
-    centred = _centred(count)
+        return Line(first + mean)
     spread = count * (count * count - 1) / 12.0
-    off = [value - mean for value in values]
-    slope = sum(map(mul, centred, off)) / spread
-    variance = max(0.0, sum(map(mul, off, off)) - slope * slope * spread) / (count - 2)
-    return mean + slope * centred[-1], slope, math.sqrt(variance / spread), math.sqrt(variance)
+    slope = (moment - middle * total) / spread
+    variance = max(0.0, squares - mean * total - slope * slope * spread) / (count - 2)
+    return Line(first + mean + slope * middle, slope, math.sqrt(variance / spread), math.sqrt(variance))
 
 
-@lru_cache(maxsize=64)
-def _centred(count: int) -> tuple[float, ...]:
-    """Return 0..count-1, less their mean."""
-    return tuple(index - (count - 1) / 2.0 for index in range(count))
+def error_quantile(prediction: Prediction, ranked: Sequence[float]) -> float:
+    """Return the margin learned from relative forecast errors: their upper quantile in [0, cap]; 0 with too few.
 
-
-def error_quantile(prediction: Prediction, errors: Sequence[float]) -> float:
-    """Return the margin learned from relative forecast errors: their upper quantile in [0, cap]; 0 with too few."""
-    if len(errors) < prediction.error_min:
+    Args:
+        ranked: the errors, ascending; between two of them it is linear.
+    """
+    if len(ranked) < prediction.error_min:
         return 0.0
-    return min(max(_quantile(tuple(errors), prediction.error_quantile), 0.0), prediction.error_cap)
-
-
-@lru_cache(maxsize=64)
-def _quantile(values: tuple[float, ...], q: float) -> float:
-    """Return the quantile; kept, since the errors change once a minute."""
-    return float(np.quantile(np.asarray(values), q))
+    place = prediction.error_quantile * (len(ranked) - 1)
+    low = int(place)
+    high = min(low + 1, len(ranked) - 1)
+    quantile = ranked[low] + (ranked[high] - ranked[low]) * (place - low)
+    return min(max(quantile, 0.0), prediction.error_cap)
 
 
 def forecast_score(prediction: Prediction, history: Sequence[Point]) -> float | None:

@@ -94,7 +94,7 @@ class State:
         recommendations: what ticks in a row recommended, for the stabilization windows, oldest first.
         changes: (at, change) of our own actions.
         forecasts: (due at, demand expected then), one a minute; `forecast_at` is when the last was made.
-        errors: relative errors of forecasts that fell due: realised / expected - 1.
+        errors: relative errors of forecasts that fell due, realised / expected - 1. ranked_errors: ascending.
         saturated_s: for how long in all the backlog was critical and growing.
         minutes: (at, first tokens since the daemon's start) once a minute. spiking: what `is_spike` says of them.
         doubled_polls: polls in a row with a whole multiple of the pods that the replicas explain.
@@ -123,6 +123,7 @@ class State:
     forecasts: tuple[Point, ...] = ()
     forecast_at: float | None = None
     errors: tuple[float, ...] = ()
+    ranked_errors: tuple[float, ...] = ()
     saturated_s: float = 0.0
     minutes: tuple[Point, ...] = ()
     spiking: bool = False
@@ -360,6 +361,7 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
         return replace(state, recommendations=(), scores=(), changes=(), last_up_at=None, last_down_at=None)
     value = decision.score.value if decision.score is not None else None
     told = forecast.top is not None and (state.forecast_at is None or at - state.forecast_at >= FORECAST_EVERY_S)
+    errors = _judged(policy, state, decision)
     state = replace(
         state,
         scores=_scores(policy, state.scores, at, value),
@@ -368,7 +370,8 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
         changed_at=at if forecast.changed else state.changed_at,
         forecasts=_open_forecasts(state.forecasts, forecast, at, told),
         forecast_at=at if told else state.forecast_at,
-        errors=_judged(policy, state, decision),
+        errors=errors,
+        ranked_errors=state.ranked_errors if errors is state.errors else tuple(sorted(errors)),
         saturated_s=_saturated(policy, state, decision),
         no_score_since=None if value is not None else (at if state.no_score_since is None else state.no_score_since),
     )
@@ -429,6 +432,8 @@ def _judged(policy: Policy, state: State, decision: Decision) -> tuple[float, ..
     if realised is None:
         return state.errors
     due = [top for due_at, top in state.forecasts if due_at <= decision.at and top > MIN_REALISED]
+    if not due:
+        return state.errors
     return (*state.errors, *(realised / top - 1.0 for top in due))[-policy.prediction.error_samples :]
 
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from autoscaler.core.demand import DemandWindow
 from autoscaler.core.forecast import (
+    Line,
     error_quantile,
+    fitted_lines,
     forecast_demand,
     forecast_score,
     learned_horizon,
-    least_squares,
     linear_trend,
 )
 from autoscaler.core.policy import Forecaster, Policy, Prediction, ReplicaBounds, TargetRef
@@ -54,7 +55,12 @@ def forecast(
     at: float = START,
 ) -> Forecast:
     """Return the forecast of one term."""
-    return forecast_demand(policy, window(values), at, horizon_s, regimes, errors)
+    return forecast_demand(policy, window(values), at, horizon_s, regimes, sorted(errors))
+
+
+def least_squares(values: list[float]) -> Line:
+    """Return the line through all values."""
+    return fitted_lines(values)[1]
 
 
 def number(value: float | None) -> float:
@@ -79,6 +85,11 @@ def test_least_squares_is_polyfit(values: list[float]) -> None:
     assert level == pytest.approx(want_level, abs=1e-6)
     assert slope == pytest.approx(want_slope, abs=1e-6)
     assert sd == pytest.approx(math.sqrt(float((residuals**2).sum()) / (len(values) - 2)), abs=1e-5)
+
+
+@given(values=st.lists(st.floats(0.0, 100.0), min_size=2, max_size=60))
+def test_the_line_without_the_newest_value_is_that_of_the_others(values: list[float]) -> None:
+    assert fitted_lines(values)[0] == least_squares(values[:-1])
 
 
 @pytest.mark.parametrize(
@@ -328,7 +339,8 @@ def test_the_same_history_under_more_load_never_wishes_for_less(values: list[flo
         pytest.param([2.0] * 30, 0.6, id="capped"),
         pytest.param([-0.5] * 30, 0.0, id="always-too-high"),
         pytest.param([index / 100.0 for index in range(101)], 0.6, id="capped-at-0.95"),
-        pytest.param([index / 200.0 for index in range(101)], 0.475, id="linear-between-samples"),
+        pytest.param([index / 200.0 for index in range(101)], 0.475, id="a-sample"),
+        pytest.param([index / 100.0 for index in range(34)], 0.3135, id="linear-between-samples"),
     ],
 )
 def test_error_quantile(errors: list[float], quantile: float) -> None:
@@ -408,6 +420,7 @@ class TestJudgingForecasts:
         state = self.after(self.after(state, START), START + 180.0)
         assert len(state.errors) == 240
         assert (state.errors[0], state.errors[-1]) == (1.0, 0.0)
+        assert state.ranked_errors == (0.0, *state.errors[:-1])
 
 
 # --- the horizon ----------------------------------------------------------------------------------------------------
