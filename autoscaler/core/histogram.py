@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from operator import mul, sub
 
 import numpy as np
@@ -26,30 +26,36 @@ class Quantile:
     censored: bool = False
 
 
+def rising(counts: Floats) -> list[float]:
+    """Return cumulative counts as all functions here take them: where they fall, the largest so far."""
+    found: list[float] = np.maximum.accumulate(counts).tolist()
+    return found
+
+
 def quantile(bounds: Sequence[float], cumulative: Sequence[float], q: float) -> Quantile:
     """Return the q-quantile by linear interpolation inside the bucket that holds rank q x N.
 
     Args:
         bounds: upper bounds, ascending; the last must be +Inf.
-        cumulative: observations at or below each bound; where they fall, the largest count so far is meant.
+        cumulative: observations at or below each bound, rising.
     Source: Prometheus' histogram_quantile for classic histograms (2.42 and 3.x agree on these).
     """
     if len(bounds) < 2 or bounds[-1] != math.inf:
         return Quantile(value=math.nan)
-    total = max(cumulative)
+    total = cumulative[-1]
     if not total > 0.0:
         return Quantile(value=math.nan)
     if q < 0.0 or q > 1.0:
         return Quantile(value=-math.inf if q < 0.0 else math.inf)
     rank = q * total
-    index = next(index for index, count in enumerate(cumulative) if count >= rank)
+    index = bisect_left(cumulative, rank)
     if index >= len(bounds) - 1:
         return Quantile(value=bounds[-2], censored=True)
     upper = bounds[index]
     if index == 0 and upper <= 0.0:
         return Quantile(value=upper)
     lower = bounds[index - 1] if index else 0.0
-    below = max(cumulative[:index], default=0.0)
+    below = cumulative[index - 1] if index else 0.0
     inside = cumulative[index] - below
     if inside <= 0.0:
         return Quantile(value=lower)
@@ -62,35 +68,34 @@ def share_within(bounds: Sequence[float], cumulative: Sequence[float], limit: fl
     Exact when `limit` is a bound, else linear inside its bucket. Above the highest finite bound nothing is known of
     the +Inf bucket, so that its observations count as beyond the limit.
     """
-    total = max(cumulative)
+    total = cumulative[-1]
     if not total > 0.0:
         return math.nan
     index = bisect_left(bounds, limit)
-    count = max(cumulative[: index + 1])
     if index < len(bounds) and bounds[index] == limit:
-        return count / total
-    below = max(cumulative[:index], default=0.0)
+        return cumulative[index] / total
+    below = cumulative[index - 1] if index else 0.0
     if index >= len(bounds) - 1:
         return below / total
     lower = bounds[index - 1] if index else 0.0
-    return (below + (count - below) * (limit - lower) / (bounds[index] - lower)) / total
+    inside = cumulative[index] - below
+    return (below + inside * (limit - lower) / (bounds[index] - lower)) / total
 
 
 def slowest(bounds: Sequence[float], cumulative: Sequence[float]) -> float:
     """Return an upper bound of the slowest observation: the first bound that holds them all, +Inf beyond the last."""
-    return bounds[cumulative.index(max(cumulative))]
+    return bounds[bisect_left(cumulative, cumulative[-1])]
 
 
 def deviation(bounds: tuple[float, ...], cumulative: Sequence[float]) -> float:
     """Return the standard deviation with each observation at the middle of its bucket; NaN without observations."""
-    counts = list(accumulate(cumulative, max))
-    total = counts[-1]
+    total = cumulative[-1]
     if not total > 0.0:
         return math.nan
-    own = list(map(sub, counts, (0.0, *counts)))
+    counts = list(map(sub, cumulative, (0.0, *cumulative)))
     middles, squares = _middles(bounds)
-    mean = math.fsum(map(mul, middles, own)) / total
-    return math.sqrt(max(0.0, math.fsum(map(mul, squares, own)) / total - mean * mean))
+    mean = math.fsum(map(mul, middles, counts)) / total
+    return math.sqrt(max(0.0, math.fsum(map(mul, squares, counts)) / total - mean * mean))
 
 
 @lru_cache(maxsize=64)

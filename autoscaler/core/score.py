@@ -383,18 +383,16 @@ def _share_objective(policy: Policy, evidence: Evidence, samples: Mapping[str, S
 
 def _observations(policy: Policy, evidence: Evidence, name: str) -> Observations | GapReason:
     """Return the window's observations, widened while they are few; why there are none."""
-    seconds = policy.score.window_s
+    settings, seconds, old = policy.score.latency, policy.score.window_s, evidence.recent
     latest = evidence.rows[-1] if evidence.rows else None
     if latest is None or name not in latest.histograms:
         return GapReason.FAMILY_MISSING
-    while True:
-        old = row_before(evidence.rows, evidence.times, seconds)
-        if old is None:
-            return GapReason.NO_HISTORY
+    while old is not None:
         found = observations(old, latest, name)
         if found is None:
             return GapReason.FAMILY_MISSING
-        if found.counts[-1] >= policy.score.latency.min_observations or seconds >= policy.score.latency.max_window_s:
-            break
-        seconds = min(2.0 * seconds, policy.score.latency.max_window_s)
-    return found if found.counts[-1] > 0.0 else GapReason.NO_OBSERVATIONS
+        if found.counts[-1] >= settings.min_observations or seconds >= settings.max_window_s:
+            return found if found.counts[-1] > 0.0 else GapReason.NO_OBSERVATIONS
+        seconds = min(2.0 * seconds, settings.max_window_s)
+        old = row_before(evidence.rows, evidence.times, seconds)
+    return GapReason.NO_HISTORY

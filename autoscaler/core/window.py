@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoscaler.core.histogram import rebased, union
+from autoscaler.core.histogram import rebased, rising, union
 from autoscaler.core.signals import COLUMN, ENGINE_COUNTERS, FIRST_COUNTER
 from autoscaler.core.types import EngineKey, Engines, Floats, HistogramRows, Ints, Pod
 
@@ -55,7 +55,7 @@ class FleetRow:
 
 
 class Observations(NamedTuple):
-    """Cumulative observations between two rows, by upper bound."""
+    """Cumulative observations between two rows, by upper bound, rising."""
 
     bounds: tuple[float, ...]
     counts: list[float]
@@ -391,8 +391,8 @@ def observations(old: FleetRow, new: FleetRow, name: str) -> Observations | None
     if last is None:
         return None
     if first is None:
-        return Observations(last.bounds, last.counts.tolist())
-    return Observations(last.bounds, (last.counts - rebased(first.bounds, first.counts, last.bounds)).tolist())
+        return Observations(last.bounds, rising(last.counts))
+    return Observations(last.bounds, rising(last.counts - rebased(first.bounds, first.counts, last.bounds)))
 
 
 def spanned_seconds(seconds: float, spanned: float, pods: float) -> float:
