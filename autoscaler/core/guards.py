@@ -211,14 +211,17 @@ def count_pending(tick: Tick, proposal: Proposal) -> Proposal:
 
 
 def check_rebound(tick: Tick, proposal: Proposal) -> Proposal:
-    """Refuse a step down after which the same load would ask for growth: S x N / (N - 1) >= the up threshold."""
-    if proposal.replicas >= proposal.current or tick.score.shrink_value is None:
+    """Refuse what of a step down would have the same load ask for growth: S x N / n >= the up threshold."""
+    score, current = tick.score.shrink_value, proposal.current
+    if proposal.replicas >= current or score is None:
         return proposal
-    after = proposal.current - 1
-    projected = tick.score.shrink_value * proposal.current / after if after else math.inf
-    if projected >= tick.policy.scale_up.threshold:
-        return _held(proposal, Reason.WOULD_REBOUND, f"score would be {projected:.2f} on {after} replicas")
-    return proposal
+    step, threshold = tick.policy.scale_down.max_step, tick.policy.scale_up.threshold
+    after = max(proposal.replicas, tick.policy.replicas.min, 0 if step is None else current - step)
+    projected = score * current / after if after else math.inf
+    if after >= current or projected < threshold:
+        return proposal
+    fewest = next((count for count in range(after + 1, current) if score * current / count < threshold), current)
+    return proposal.moved_to(fewest, Reason.WOULD_REBOUND, f"score would be {projected:.2f} on {after} replicas")
 
 
 def hold_dead_band(tick: Tick, proposal: Proposal) -> Proposal:

@@ -378,21 +378,39 @@ def test_count_pending_lets_urgent_growth_pass_what_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "current", "to", "reason"),
+    ("level", "current", "step", "to", "found", "reason"),
     [
-        pytest.param(0.39, 2, 1, Reason.WOULD_REBOUND, id="0.78-on-one"),
-        pytest.param(0.35, 2, 1, Reason.WOULD_REBOUND, id="0.70-on-one"),
-        pytest.param(0.349, 2, 1, None, id="just-below-on-one"),
-        pytest.param(0.39, 8, 7, None, id="0.45-on-seven"),
-        pytest.param(0.0, 1, 0, Reason.WOULD_REBOUND, id="the-last-one"),
-        pytest.param(0.39, 2, 3, None, id="growth"),
-        pytest.param(None, 2, 1, None, id="unknown-is-the-evidence-guard's"),
+        pytest.param(0.39, 2, 1, 1, 2, Reason.WOULD_REBOUND, id="0.78-on-one"),
+        pytest.param(0.35, 2, 1, 1, 2, Reason.WOULD_REBOUND, id="0.70-on-one"),
+        pytest.param(0.349, 2, 1, 1, 1, Reason.DOWN_DEMAND, id="just-below-on-one"),
+        pytest.param(0.39, 8, 1, 7, 7, Reason.DOWN_DEMAND, id="0.45-on-seven"),
+        pytest.param(0.39, 8, 1, 2, 2, Reason.DOWN_DEMAND, id="one-step-of-six-now"),
+        # 0.39 x 8 = 3.12: on four 0.78, on five 0.62.
+        pytest.param(0.39, 8, 4, 2, 5, Reason.DOWN_DEMAND, id="a-step-of-four-becomes-three"),
+        pytest.param(0.39, 8, None, 1, 5, Reason.DOWN_DEMAND, id="any-step"),
+        pytest.param(0.0, 8, None, 1, 1, Reason.DOWN_DEMAND, id="nothing-to-carry"),
+        pytest.param(0.0, 1, 1, 0, 0, Reason.DOWN_DEMAND, id="the-last-one-is-the-bounds'"),
+        pytest.param(0.39, 2, 1, 3, 3, Reason.UP_DEMAND, id="growth"),
+        pytest.param(None, 2, 1, 1, 1, Reason.DOWN_DEMAND, id="unknown-is-the-evidence-guard's"),
     ],
 )
-def test_check_rebound(level: float | None, current: int, to: int, reason: Reason | None) -> None:
+def test_check_rebound(
+    level: float | None, current: int, step: int | None, to: int, found: int, reason: Reason
+) -> None:
+    policy = replace(POLICY, scale_down=replace(POLICY.scale_down, max_step=step))
     given = proposal(to, current)
-    found = check_rebound(tick(current=current, score=score(shrink_value=level)), given)
-    check(found, given, *((current, reason) if reason else (to, given.reason)))
+    check(
+        check_rebound(tick(policy=policy, current=current, score=score(shrink_value=level)), given),
+        given,
+        found,
+        reason,
+    )
+
+
+def test_check_rebound_below_the_last_one() -> None:
+    policy = replace(POLICY, replicas=ReplicaBounds(min=0, max=8))
+    given = proposal(0, 1)
+    check(check_rebound(tick(policy=policy, current=1), given), given, 1, Reason.WOULD_REBOUND)
 
 
 @pytest.mark.parametrize(

@@ -477,6 +477,7 @@ class Book:
         assert all(part.shrink_value is not None for part in score.parts if part.weight > 0.0)
         assert score.shrink_value is not None
         assert score.shrink_value <= self.policy.scale_down.threshold
+        assert score.shrink_value * action.seen / action.to < self.policy.scale_up.threshold
         assert not score.degraded
         assert score.memory_guard is None or score.memory_guard < 0.5
         assert not facts.unready
