@@ -75,7 +75,7 @@ def _forecast(policy: Policy, state: State, snapshot: Snapshot, score: Score, wi
         return Forecast(
             horizon_s=horizon_s, score=forecast_score(policy.prediction, history), gap=GapReason.NOT_CONFIGURED
         )
-    return forecast_demand(policy, window, snapshot.at, horizon_s, state.regimes, state.ranked_errors)
+    return forecast_demand(policy, window, snapshot.at, horizon_s, state.hindsight.regimes, state.hindsight.ranked)
 
 
 def choose_action(snapshot: Snapshot, proposal: Proposal) -> Action:

@@ -30,6 +30,7 @@ class Join:
         serving: rows of pods that are ready, running and not terminating.
         unready: rows of running pods that were ready before and are not now.
         pod_of: for each row the index of its pod; -1 for a pod that the target does not own.
+        serving_uids: of all pods that are ready, running and not terminating.
         ready_at: for each row since when its pod is ready; -Inf when that is unknown.
         ready, unready_pods, terminating, broken, live: numbers of pods.
         starting: creation times of pods on their way: never ready, not broken, not terminating.
@@ -43,6 +44,7 @@ class Join:
     pods: tuple[Pod, ...]
     keys: tuple[EngineKey, ...]
     serving: Mask
+    serving_uids: frozenset[str]
     unready: Mask
     pod_of: Ints
     ready_at: Floats
@@ -83,7 +85,7 @@ def join(pods: tuple[Pod, ...], keys: tuple[EngineKey, ...], pending: Pending) -
         if not pod.terminating and pod.phase in (PodPhase.RUNNING, PodPhase.PENDING, PodPhase.UNKNOWN)
     ]
     broken = [pod for pod in alive if is_broken(pod, pending)]
-    seen_ready = {pod.uid for pod in alive if is_serving(pod)}
+    seen_ready = frozenset(pod.uid for pod in alive if is_serving(pod))
     fallen = {pod.uid for pod in alive if pod.phase is PodPhase.RUNNING and not pod.ready and pod.was_ready} - {
         pod.uid for pod in broken
     }
@@ -96,6 +98,7 @@ def join(pods: tuple[Pod, ...], keys: tuple[EngineKey, ...], pending: Pending) -
         pods=pods,
         keys=keys,
         serving=serving,
+        serving_uids=seen_ready,
         unready=np.array([key.pod_uid in fallen for key in keys], dtype=bool),
         pod_of=np.array([place.get(key.pod_uid, -1) for key in keys], dtype=np.intp),
         ready_at=ready_at,

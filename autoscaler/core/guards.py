@@ -250,7 +250,10 @@ def stabilize(tick: Tick, proposal: Proposal) -> Proposal:
     wanted = proposal.replicas
     keep = wanted if wanted < current else max(wanted, tick.forecast.keep or 0)
     proposal = replace(proposal, recommended=(max(wanted, current), keep))
-    changed = tick.forecast.changed or (state.changed_at is not None and at - state.changed_at < CHANGE_HOLD_S)
+    if wanted == current:
+        return proposal
+    changed_at = at if tick.forecast.changed else state.hindsight.changed_at
+    changed = changed_at is not None and at - changed_at < CHANGE_HOLD_S
     up_window = 0.0 if proposal.urgent or changed else policy.scale_up.stabilization_s
     down_window = down_window_s(policy, tick.forecast.horizon_s)
     history = [(at - entry.until, entry.up, entry.keep) for entry in state.recommendations]

@@ -56,7 +56,7 @@ def _is_imbalanced(tick: Tick) -> bool:
 CHECKS: tuple[tuple[Mode, Callable[[Tick], bool]], ...] = (
     (Mode.INFERENCE_BLOCKED, lambda tick: tick.facts.stalled),
     (Mode.LONG_CONTEXT_BLOCK, _is_long_context),
-    (Mode.QPS_SPIKE, lambda tick: tick.state.spiking),
+    (Mode.QPS_SPIKE, lambda tick: tick.state.arrivals.spiking),
     (Mode.MEMORY_IMBALANCE, _is_imbalanced),
     (Mode.BATCH_JITTER, _is_jittery),
     (Mode.IDLE, lambda tick: tick.facts.idle),

@@ -142,7 +142,7 @@ def guard_level(used: float, free: float, base: float) -> float:
     total = used + free
     growth = (used - base) / (total - base) if total > base else 0.0
     low = max(LOW_FREE_BYTES, LOW_FREE_SHARE * total)
-    return max(clip((growth - 0.5) / 0.5), clip((low - free) / (low - NO_FREE_BYTES)))
+    return clip(max((growth - 0.5) / 0.5, (low - free) / (low - NO_FREE_BYTES)))
 
 
 def _memory(

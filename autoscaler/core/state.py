@@ -20,7 +20,6 @@ from autoscaler.core.types import (
     Decision,
     Engines,
     Floats,
-    Forecast,
     Outcome,
     Pod,
     Reason,
@@ -79,6 +78,47 @@ class Recommended(NamedTuple):
     keep: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cards:
+    """What was seen of the devices' memory.
+
+    Args:
+        seen: what the rest was made of.
+        plateaus: for each device the lowest use [bytes] while its pod served.
+        guard: the out-of-memory guard HR; None without a device whose memory is known.
+    """
+
+    seen: tuple[object, ...] = ()
+    plateaus: Mapping[DeviceKey, float] = field(default_factory=dict)
+    guard: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """First tokens since the daemon's start: (at, tokens) once a minute, and what `is_spike` says of them."""
+
+    minutes: tuple[Point, ...] = ()
+    spiking: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hindsight:
+    """What became of earlier forecasts of demand.
+
+    Args:
+        regimes: of the demand terms, in `Demand`'s order. changed_at: when one last changed.
+        open: (due at, demand expected then), one a minute. told_at: when the last was made.
+        errors: relative errors of those that fell due, realised / expected - 1. ranked: the same, ascending.
+    """
+
+    regimes: tuple[Regime, ...] = (Regime(), Regime(), Regime())
+    changed_at: float | None = None
+    open: tuple[Point, ...] = ()
+    told_at: float | None = None
+    errors: tuple[float, ...] = ()
+    ranked: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
     """All memory of one target.
@@ -87,16 +127,11 @@ class State:
         rows, times: the fleet's rows, oldest first, and their times.
         starts: the last seconds from created to ready.
         last_restart_at: when a container restart was last noticed.
-        devices: what `plateaus` and `guard` were made of.
-        plateaus: for each device the lowest use [bytes] while its pod served. guard: the out-of-memory guard HR.
         first_token_at: when a first token was last seen.
         scores: (at, score) for the score forecaster.
         recommendations: what ticks in a row recommended, for the stabilization windows, oldest first.
         changes: (at, change) of our own actions.
-        forecasts: (due at, demand expected then), one a minute; `forecast_at` is when the last was made.
-        errors: relative errors of forecasts that fell due, realised / expected - 1. ranked_errors: ascending.
         saturated_s: for how long in all the backlog was critical and growing.
-        minutes: (at, first tokens since the daemon's start) once a minute. spiking: what `is_spike` says of them.
         doubled_polls: polls in a row with a whole multiple of the pods that the replicas explain.
     """
 
@@ -109,24 +144,16 @@ class State:
     pods: Mapping[str, PodMemory] = field(default_factory=dict)
     starts: tuple[float, ...] = ()
     last_restart_at: float | None = None
-    devices: tuple[object, ...] = ()
-    plateaus: Mapping[DeviceKey, float] = field(default_factory=dict)
-    guard: float | None = None
+    cards: Cards = field(default_factory=Cards)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     first_token_at: float | None = None
     scores: tuple[Point, ...] = ()
+    hindsight: Hindsight = field(default_factory=Hindsight)
     recommendations: tuple[Recommended, ...] = ()
     last_up_at: float | None = None
     last_down_at: float | None = None
     changes: tuple[tuple[float, int], ...] = ()
-    regimes: tuple[Regime, ...] = (Regime(), Regime(), Regime())
-    changed_at: float | None = None
-    forecasts: tuple[Point, ...] = ()
-    forecast_at: float | None = None
-    errors: tuple[float, ...] = ()
-    ranked_errors: tuple[float, ...] = ()
     saturated_s: float = 0.0
-    minutes: tuple[Point, ...] = ()
-    spiking: bool = False
     no_score_since: float | None = None
     doubled_polls: int = 0
 
@@ -162,12 +189,6 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     pods, starts, restarted = state.pods, state.starts, False
     if not same_pods:
         pods, starts, restarted = _watch_pods(state, target.pods)
-    minutes = _minutes(state.minutes, at, row.sums[SUMS["first_tokens"]])
-    devices = (snapshot.gpus, joined, reserved_share(engines, overview))
-    plateaus, guard = state.plateaus, state.guard
-    if not (said.whole and _same(devices, state.devices)):
-        plateaus = _plateaus(plateaus, snapshot, joined) if snapshot.gpus else plateaus
-        guard = memory_guard(snapshot.gpus, plateaus, devices[2])
     first_tokens = row.sums[SUMS["first_tokens"]]
     moved = bool(state.rows) and first_tokens > state.rows[-1].sums[SUMS["first_tokens"]]
     return replace(
@@ -181,23 +202,11 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         pods=pods,
         starts=starts,
         last_restart_at=at if restarted else state.last_restart_at,
-        # What a sleep leaves of the plateaus is not what the same readings make of them awake.
-        devices=devices if said.whole else (),
-        plateaus=plateaus,
-        guard=guard,
+        cards=_watch_cards(state.cards, snapshot, joined, said, reserved_share(engines, overview)),
+        arrivals=_count_arrivals(state.arrivals, at, first_tokens),
         first_token_at=at if moved else state.first_token_at,
-        minutes=minutes,
-        spiking=state.spiking if minutes is state.minutes else is_spike(minutes),
         recommendations=state.recommendations if _goes_on(policy, state.times, at) else (),
         doubled_polls=_doubled_polls(policy, state.doubled_polls, snapshot, joined),
-    )
-
-
-def _same(left: tuple[object, ...], right: tuple[object, ...]) -> bool:
-    """Tell whether two tuples hold the very same objects, or equal numbers."""
-    pairs = zip(left, right, strict=False)
-    return len(left) == len(right) and all(
-        one is other or (one == other and type(one) is float) for one, other in pairs
     )
 
 
@@ -300,27 +309,41 @@ def _watch_pods(state: State, pods: tuple[Pod, ...]) -> tuple[dict[str, PodMemor
     return known, tuple(starts[-STARTS_KEPT:]), restarted
 
 
+def _watch_cards(cards: Cards, snapshot: Snapshot, joined: Join, said: Rows, reserved: float | None) -> Cards:
+    """Return what is now known of the devices' memory.
+
+    Args:
+        reserved: see `reserved_share`.
+    """
+    gpus, seen = snapshot.gpus, (snapshot.gpus, joined, reserved)
+    if said.whole and len(cards.seen) == 3 and cards.seen[0] is gpus and cards.seen[1:] == seen[1:]:
+        return cards
+    plateaus = _plateaus(cards.plateaus, snapshot, joined) if gpus else cards.plateaus
+    # What a sleep leaves of the plateaus is not what the same readings make of them awake.
+    return Cards(seen=seen if said.whole else (), plateaus=plateaus, guard=memory_guard(gpus, plateaus, reserved))
+
+
 def _plateaus(plateaus: Mapping[DeviceKey, float], snapshot: Snapshot, joined: Join) -> dict[DeviceKey, float]:
     """Return for each device the lowest use seen while its pod serves; one that is not read now keeps its own.
 
     Before a pod is ready its engine has not yet taken its memory, and a sleeping engine has given it back.
     """
-    uids = {pod.uid for pod in joined.pods if is_serving(pod)}
     asleep = snapshot.engines.values[:, COLUMN["asleep"]] > 0.0
-    uids -= {key.pod_uid for key, sleeps in zip(snapshot.engines.keys, asleep, strict=True) if sleeps}
-    uids.add("")
-    lowest = {key: used for key, used in plateaus.items() if key[2] in uids}
+    uids = joined.serving_uids - {snapshot.engines.keys[row].pod_uid for row in np.flatnonzero(asleep).tolist()}
+    lowest = {key: used for key, used in plateaus.items() if key[2] in uids or not key[2]}
     for gpu in snapshot.gpus:
-        if gpu.memory_used is not None and gpu.pod_uid in uids:
+        if gpu.memory_used is not None and (gpu.pod_uid in uids or not gpu.pod_uid):
             key = (gpu.uuid, gpu.instance, gpu.pod_uid)
             lowest[key] = min(lowest.get(key, gpu.memory_used), gpu.memory_used)
     return lowest
 
 
-def _minutes(minutes: tuple[Point, ...], at: float, first_tokens: float) -> tuple[Point, ...]:
+def _count_arrivals(arrivals: Arrivals, at: float, first_tokens: float) -> Arrivals:
+    minutes = arrivals.minutes
     if minutes and at - minutes[-1][0] < 60.0:
-        return minutes
-    return (*minutes, (at, first_tokens))[-MINUTES_KEPT - 1 :]
+        return arrivals
+    minutes = (*minutes, (at, first_tokens))[-MINUTES_KEPT - 1 :]
+    return Arrivals(minutes=minutes, spiking=is_spike(minutes))
 
 
 def _doubled_polls(policy: Policy, polls: int, snapshot: Snapshot, joined: Join) -> int:
@@ -344,8 +367,8 @@ def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
         times=state.times,
         recent=recent,
         increase=None if recent is None else list(map(sub, state.rows[-1].sums, recent.sums)),
-        plateaus=state.plateaus,
-        guard=state.guard,
+        plateaus=state.cards.plateaus,
+        guard=state.cards.guard,
         first_token_age_s=None if state.first_token_at is None else snapshot.at - state.first_token_at,
         pending_pods=max(0, len(state.joined.starting) - ordered),
     )
@@ -356,22 +379,15 @@ def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
 
 def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) -> State:
     """Return the state with a decision and its outcome taken in. Only what was done starts a cooldown."""
-    at, proposal, forecast = decision.at, decision.proposal, decision.forecast
+    at, proposal = decision.at, decision.proposal
     if decision.reason in FRESH_REASONS:
         return replace(state, recommendations=(), scores=(), changes=(), last_up_at=None, last_down_at=None)
     value = decision.score.value if decision.score is not None else None
-    told = forecast.top is not None and (state.forecast_at is None or at - state.forecast_at >= FORECAST_EVERY_S)
-    errors = _judged(policy, state, decision)
     state = replace(
         state,
         scores=_scores(policy, state.scores, at, value),
+        hindsight=_look_back(policy, state.hindsight, decision),
         recommendations=_recommendations(policy, state, decision),
-        regimes=forecast.regimes,
-        changed_at=at if forecast.changed else state.changed_at,
-        forecasts=_open_forecasts(state.forecasts, forecast, at, told),
-        forecast_at=at if told else state.forecast_at,
-        errors=errors,
-        ranked_errors=state.ranked_errors if errors is state.errors else tuple(sorted(errors)),
         saturated_s=_saturated(policy, state, decision),
         no_score_since=None if value is not None else (at if state.no_score_since is None else state.no_score_since),
     )
@@ -395,8 +411,9 @@ def _longest_period(policy: Policy) -> float:
 
 
 def _scores(policy: Policy, scores: tuple[Point, ...], at: float, value: float | None) -> tuple[Point, ...]:
-    kept = tuple(point for point in scores if at - point[0] <= policy.prediction.score_window_s)
-    return kept if value is None else (*kept, (at, value))
+    longest = policy.prediction.score_window_s
+    first = next((index for index, point in enumerate(scores) if at - point[0] <= longest), len(scores))
+    return scores[first:] if value is None else (*scores[first:], (at, value))
 
 
 def down_window_s(policy: Policy, horizon_s: float) -> float:
@@ -420,21 +437,29 @@ def _recommendations(policy: Policy, state: State, decision: Decision) -> tuple[
     return (*entries[max(0, first - 1) :], Recommended(at, at, *recommended))
 
 
-def _open_forecasts(forecasts: tuple[Point, ...], new: Forecast, at: float, told: bool) -> tuple[Point, ...]:
-    """Return the forecasts that are still to fall due, with the new one where it is kept."""
-    still = tuple(point for point in forecasts if point[0] > at)
-    return (*still, (at + new.horizon_s, new.top)) if told and new.top is not None else still
+def _look_back(policy: Policy, hindsight: Hindsight, decision: Decision) -> Hindsight:
+    """Return the hindsight with the forecasts that fell due judged, and once a minute with the new one."""
+    at, new = decision.at, decision.forecast
+    told = new.top is not None and (hindsight.told_at is None or at - hindsight.told_at >= FORECAST_EVERY_S)
+    errors = _judged(policy, hindsight, decision)
+    still = tuple(point for point in hindsight.open if point[0] > at)
+    return Hindsight(
+        regimes=new.regimes,
+        changed_at=at if new.changed else hindsight.changed_at,
+        open=(*still, (at + new.horizon_s, new.top)) if told and new.top is not None else still,
+        told_at=at if told else hindsight.told_at,
+        errors=errors,
+        ranked=hindsight.ranked if errors is hindsight.errors else tuple(sorted(errors)),
+    )
 
 
-def _judged(policy: Policy, state: State, decision: Decision) -> tuple[float, ...]:
+def _judged(policy: Policy, hindsight: Hindsight, decision: Decision) -> tuple[float, ...]:
     """Return the relative errors, with the forecasts that fell due judged by the newest minute's demand."""
+    due = [top for due_at, top in hindsight.open if due_at <= decision.at and top > MIN_REALISED]
     realised = decision.demand.value
-    if realised is None:
-        return state.errors
-    due = [top for due_at, top in state.forecasts if due_at <= decision.at and top > MIN_REALISED]
-    if not due:
-        return state.errors
-    return (*state.errors, *(realised / top - 1.0 for top in due))[-policy.prediction.error_samples :]
+    if not due or realised is None:
+        return hindsight.errors
+    return (*hindsight.errors, *(realised / top - 1.0 for top in due))[-policy.prediction.error_samples :]
 
 
 def growing_s(policy: Policy, state: State, decision_backlog: float | None) -> float:

@@ -1,7 +1,6 @@
 """Forecasts: least squares, regimes, margins, the learned horizon, and how forecasts are judged."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from autoscaler.core.forecast import (
     linear_trend,
 )
 from autoscaler.core.policy import Forecaster, Policy, Prediction, ReplicaBounds, TargetRef
-from autoscaler.core.state import MINUTES_KEPT, STARTS_KEPT, State, advance
+from autoscaler.core.state import MINUTES_KEPT, STARTS_KEPT, Hindsight, State, advance
 from autoscaler.core.types import (
     Decision,
     Demand,
@@ -291,7 +290,7 @@ class TestRegimeChange:
         # U rises from 60e-6 x 2,000 to 60e-6 x 40,000, half a replica within a quarter of a minute.
         first = next(decision for decision in decisions if decision.forecast.changed)
         assert jumped_at < first.at <= jumped_at + 20.0
-        assert jumped_at < number(world.state.regimes[0].since) <= number(world.state.changed_at)
+        assert jumped_at < number(world.state.hindsight.regimes[0].since) <= number(world.state.hindsight.changed_at)
 
 
 @given(
@@ -387,40 +386,40 @@ class TestJudgingForecasts:
     def test_one_a_minute_whatever_the_horizon(self, horizon_s: float) -> None:
         state, made = State(), []
         for tick in range(121):
-            before = state.forecast_at
+            before = state.hindsight.told_at
             state = self.after(state, START + 5.0 * tick, horizon_s=horizon_s)
-            if state.forecast_at != before:
-                made.append(number(state.forecast_at) - START)
+            if state.hindsight.told_at != before:
+                made.append(number(state.hindsight.told_at) - START)
         assert made == [60.0 * minute for minute in range(11)]
-        assert len(state.errors) == len([at for at in made if at + horizon_s <= 600.0])
+        assert len(state.hindsight.errors) == len([at for at in made if at + horizon_s <= 600.0])
 
     def test_a_changed_horizon_makes_no_extra_one(self) -> None:
         state = self.after(State(), START, horizon_s=180.0)
         for tick, horizon_s in enumerate((60.0, 600.0, 30.0), start=1):
             state = self.after(state, START + 5.0 * tick, horizon_s=horizon_s)
-        assert state.forecasts == ((START + 180.0, 4.0),)
+        assert state.hindsight.open == ((START + 180.0, 4.0),)
 
     def test_error_is_realised_over_expected(self) -> None:
         state = self.after(State(), START, top=4.0)
         state = self.after(state, START + 179.0, realised=9.0)
-        assert state.errors == ()
+        assert state.hindsight.errors == ()
         state = self.after(state, START + 180.0, realised=5.0)
-        assert list(state.errors) == pytest.approx([0.25])
+        assert list(state.hindsight.errors) == pytest.approx([0.25])
 
     def test_unknown_demand_judges_nothing(self) -> None:
         state = self.after(self.after(State(), START), START + 180.0, realised=None, top=None)
-        assert (state.errors, state.forecasts) == ((), ())
+        assert (state.hindsight.errors, state.hindsight.open) == ((), ())
 
     def test_tiny_forecasts_judge_nothing(self) -> None:
         state = self.after(self.after(State(), START, top=0.3), START + 180.0)
-        assert state.errors == ()
+        assert state.hindsight.errors == ()
 
     def test_errors_are_kept_up_to_their_number(self) -> None:
-        state = replace(State(), errors=tuple(float(index) for index in range(240)))
+        state = State(hindsight=Hindsight(errors=tuple(float(index) for index in range(240))))
         state = self.after(self.after(state, START), START + 180.0)
-        assert len(state.errors) == 240
-        assert (state.errors[0], state.errors[-1]) == (1.0, 0.0)
-        assert state.ranked_errors == (0.0, *state.errors[:-1])
+        assert len(state.hindsight.errors) == 240
+        assert (state.hindsight.errors[0], state.hindsight.errors[-1]) == (1.0, 0.0)
+        assert state.hindsight.ranked == (0.0, *state.hindsight.errors[:-1])
 
 
 # --- the horizon ----------------------------------------------------------------------------------------------------
@@ -496,7 +495,10 @@ def test_minutes_are_kept_for_an_hour() -> None:
     world.set(request_rate=2.0)
     for _ in range(70):
         world.tick(60.0)
-    counts = [after[1] - before[1] for before, after in zip(world.state.minutes, world.state.minutes[1:], strict=False)]
+    counts = [
+        after[1] - before[1]
+        for before, after in zip(world.state.arrivals.minutes, world.state.arrivals.minutes[1:], strict=False)
+    ]
     assert len(counts) == MINUTES_KEPT
     assert counts == pytest.approx([120.0] * MINUTES_KEPT)
-    assert world.state.minutes[-1][0] == world.at - 60.0
+    assert world.state.arrivals.minutes[-1][0] == world.at - 60.0

@@ -190,7 +190,7 @@ class TestPlateau:
     def plateau(self, world: World) -> float | None:
         """Return the first card's plateau in MiB after one more tick."""
         world.run(1, apply=False)
-        found = world.state.plateaus.get(self.key)
+        found = world.state.cards.plateaus.get(self.key)
         return None if found is None else found / MIB
 
     def test_it_only_falls(self) -> None:
@@ -237,7 +237,7 @@ class TestPlateau:
         for used in (75142, 80000):
             world.gpus = (card(world, 0, used, 81273 - used, pod_uid=""),)
             world.run(1, apply=False)
-        assert world.state.plateaus[("GPU-0", "", "")] == 75142 * MIB
+        assert world.state.cards.plateaus[("GPU-0", "", "")] == 75142 * MIB
 
 
 class TestFramebufferSource:
