@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.cluster.api import ApiError
-from tests.cluster.manifests import Place, eventually
-from tests.cluster.plane import MissingToolsError, Plane, find_tools, running_plane
+from tests.cluster.manifests import Place, Pool, new_place
+from tests.cluster.plane import GPUS, MissingToolsError, Plane, find_tools, running_plane
 
 HERE = Path(__file__).parent
 
@@ -23,25 +22,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("cluster")
-
-
-@pytest.fixture(scope="session")
-def tools() -> Path:
-    """Return the folder with the commands."""
+    """Mark the tests of this folder, and skip them where the commands are missing."""
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker("cluster")
     try:
-        return find_tools()
+        find_tools()
     except MissingToolsError as error:
-        pytest.skip(f"no control plane: {error}")
+        for item in ours:
+            item.add_marker(pytest.mark.skip(reason=f"no control plane: {error}"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def plane(tools: Path) -> AsyncIterator[Plane]:
+async def plane() -> AsyncIterator[Plane]:
     """Return a control plane for all tests. Its parts are processes, so that it needs no event loop while it runs."""
-    async with running_plane(tools) as one:
+    async with running_plane() as one:
         yield one
 
 
@@ -50,16 +45,16 @@ async def place(plane: Plane) -> AsyncIterator[Place]:
     """Return a namespace of its own; it goes, with all that is in it, soon after the test."""
     name = f"test-{secrets.token_hex(4)}"
     async with plane.api() as api:
-        await api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-
-        async def has_account() -> bool:
-            try:
-                await api.get(f"/api/v1/namespaces/{name}/serviceaccounts/default")
-            except ApiError:
-                return False
-            return True
-
-        # Pods cannot be made before their default account is there.
-        await eventually(has_account, "default account")
-        yield Place(plane, api, name)
+        one = await new_place(plane, api, name)
+        yield one
         await api.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+async def pool(place: Place) -> AsyncIterator[Pool]:
+    """Return a node that only this test uses."""
+    kubelet = place.plane.fake_kubelet(place.namespace, [place.namespace], gpus=GPUS, labels={"pool": place.namespace})
+    kubelet.start()
+    yield Pool(place.namespace, kubelet)
+    await kubelet.stop()
+    await place.api.request("DELETE", f"/api/v1/nodes/{place.namespace}")

@@ -136,6 +136,7 @@ class FakeEngine:
         yield from self._scalar("gauge", "kv_cache_usage_perc", self.load.kv)
         yield from self._scalar("counter", "num_preemptions_total", self._preemptions)
         yield from self._scalar("counter", "prompt_tokens_total", self._prompt)
+        yield from self._scalar("counter", "prompt_tokens_cached_total", 0.0)
         yield from self._scalar("counter", "generation_tokens_total", self._output)
         yield from self._scalar("counter", "request_success_total", self._finished, 'finished_reason="stop",')
         for name, histogram in self._histograms.items():

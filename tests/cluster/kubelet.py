@@ -74,7 +74,7 @@ class Settings:
     cold_start_s: float = 1.0
     drain_s: float = 0.2
     backoff_s: float = 10.0
-    heartbeat_s: float = 4.0
+    heartbeat_s: float = 3.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import httpx
 
 from tests.cluster.api import Api, Json
 from tests.cluster.kubelet import PREFIX
-from tests.cluster.plane import Plane
+from tests.cluster.plane import Plane, Process
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/{namespace}/deployments"
 PODS = "/api/v1/namespaces/{namespace}/pods"
@@ -86,6 +86,73 @@ class Place(NamedTuple):
                 answer.raise_for_status()
 
 
+class Pool(NamedTuple):
+    """A node with eight GPUs of its own for one test.
+
+    Attributes:
+        label: the value of its label `pool`.
+    """
+
+    label: str
+    kubelet: Process
+
+
+async def new_place(plane: Plane, api: Api, namespace: str) -> Place:
+    """Return a namespace that is made now, once pods can be made in it."""
+    await api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+
+    async def has_account() -> bool:
+        return bool(await api.items(f"/api/v1/namespaces/{namespace}/serviceaccounts"))
+
+    await eventually(has_account, "default account")
+    return Place(plane, api, namespace)
+
+
+Right = tuple[str, str, str]
+"""API group, resource with its subresource, verb."""
+
+
+async def grant(place: Place, rights: Iterable[Right], account: str = "subject") -> None:
+    """Make an account with these rights, and wait until it has them."""
+    rights = list(rights)
+    rules = [{"apiGroups": [group], "resources": [resource], "verbs": [verb]} for group, resource, verb in rights]
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": account}}
+    await place.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}},
+        {**rbac, "kind": "Role", "rules": rules},
+        {
+            **rbac,
+            "kind": "RoleBinding",
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": place.namespace}],
+        },
+    )
+    await until_granted(place, rights, account)
+
+
+async def until_granted(place: Place, rights: Iterable[Right], account: str, *, allowed: bool = True) -> None:
+    """Return once an account has these rights, or none of them: the authorizer takes up roles a moment later."""
+    user = f"system:serviceaccount:{place.namespace}:{account}"
+
+    async def is_so() -> bool:
+        return {await _may(place.api, user, place.namespace, right) for right in rights} == {allowed}
+
+    await eventually(is_so, f"{account} with rights {rights} {allowed}")
+
+
+async def _may(api: Api, user: str, namespace: str, right: Right) -> bool:
+    group, resource, verb = right
+    kind, _, sub = resource.partition("/")
+    attributes = {"namespace": namespace, "group": group, "resource": kind, "subresource": sub, "verb": verb}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": attributes},
+    }
+    answer = await api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer["status"]["allowed"])
+
+
 async def eventually(true: Callable[[], Awaitable[bool]], what: str, limit_s: float = LIMIT_S) -> None:
     """Return once something is true. Raises TimeoutError."""
     deadline = time.monotonic() + limit_s
@@ -138,6 +205,22 @@ def deployment(
     }
 
 
+def autoscaler_of(name: str, *, max_replicas: int = 5, utilization: int = 50) -> Json:
+    """Return a HorizontalPodAutoscaler on CPU, of which nothing in this cluster gives a measurement."""
+    target = {"type": "Utilization", "averageUtilization": utilization}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": name},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "minReplicas": 1,
+            "maxReplicas": max_replicas,
+            "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
+        },
+    }
+
+
 def condition(item: Json, kind: str) -> Json:
     """Return a condition of an object; empty where it has none of that type."""
     known = item.get("status", {}).get("conditions") or ()
@@ -147,6 +230,11 @@ def condition(item: Json, kind: str) -> Json:
 def is_ready(pod: Json) -> bool:
     """Return whether a pod is ready and not on its way out."""
     return condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+
+def is_unschedulable(pod: Json) -> bool:
+    """Return whether the scheduler finds no node for a pod."""
+    return condition(pod, "PodScheduled").get("reason") == "Unschedulable"
 
 
 def container(pod: Json) -> Json:

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -14,11 +13,13 @@ from autoscaler.sources.vllm import is_wanted
 from tests.cluster.api import JSON_PATCH, ApiError, Json
 from tests.cluster.manifests import (
     Place,
+    Pool,
     address_of,
     condition,
     container,
     deployment,
     is_ready,
+    is_unschedulable,
     waits_for,
 )
 
@@ -78,8 +79,8 @@ async def test_nothing_listens_before_a_pod_is_ready_nor_after_its_end(place: Pl
         await page(place, ready)
 
 
-async def test_more_pods_than_gpus_wait_as_unschedulable(place: Place, pool: str) -> None:
-    await place.create(deployment(replicas=4, gpus=4, pool=pool))  # of 8
+async def test_more_pods_than_gpus_wait_as_unschedulable(place: Place, pool: Pool) -> None:
+    await place.create(deployment(replicas=4, gpus=4, pool=pool.label))  # of 8
     pods = await place.until(
         lambda pods: (sum(map(is_ready, pods)), sum(map(is_unschedulable, pods))) == (2, 2), "two of four pods"
     )
@@ -88,20 +89,6 @@ async def test_more_pods_than_gpus_wait_as_unschedulable(place: Place, pool: str
     assert "Insufficient nvidia.com/gpu" in condition(waiting, "PodScheduled")["message"]
     await patch_scale(place, [{"op": "replace", "path": "/spec/replicas", "value": 2}])
     await place.until_ready(2)  # those that never ran go first
-
-
-def is_unschedulable(pod: Json) -> bool:
-    return condition(pod, "PodScheduled").get("reason") == "Unschedulable"
-
-
-@pytest.fixture
-async def pool(place: Place) -> AsyncIterator[str]:
-    """Return the label value of a node with eight GPUs that only this test uses."""
-    kubelet = place.plane.fake_kubelet(place.namespace, [place.namespace], gpus=8, labels={"pool": place.namespace})
-    kubelet.start()
-    yield place.namespace
-    await kubelet.stop()
-    await place.api.request("DELETE", f"/api/v1/nodes/{place.namespace}")
 
 
 @pytest.mark.parametrize(

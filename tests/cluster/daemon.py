@@ -1,0 +1,88 @@
+"""`autoscaler run` as a process of its own, its log read line by line."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from signal import Signals
+
+from tests.cluster.api import Json
+
+ENTRY = (sys.executable, "-c", "from autoscaler.cli import main; main()", "run")
+LEFT_OUT = {"KUBECONFIG", "KUBERNETES_SERVICE_HOST", "DRY_RUN", "LOG_LEVEL"}
+LIMIT_S = 60.0
+
+
+class Daemon:
+    """One that runs.
+
+    Attributes:
+        seen: the lines of its log that were read so far.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.seen: list[Json] = []
+
+    async def until(self, event: str, **fields: object) -> Json:
+        """Return the next line of an event with these fields. Raises TimeoutError, and AssertionError when it ends."""
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    line = await self._line()
+                    assert line, f"it ended before {event} {fields}: {self.seen}"
+                    if line["event"] == event and fields.items() <= line.items():
+                        return line
+        except TimeoutError as error:
+            raise TimeoutError(f"no {event} {fields} within {LIMIT_S:g} s; the last lines: {self.seen[-2:]}") from error
+
+    async def end(self, number: Signals) -> int:
+        """Send a signal, read the rest of the log, and return the exit code."""
+        self._process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for its end by itself, and return the exit code; `seen` is complete then."""
+        async with asyncio.timeout(LIMIT_S):
+            while await self._line():
+                pass
+            return await self._process.wait()
+
+    def of(self, event: str) -> list[Json]:
+        """Return the lines of one event that were read so far."""
+        return [line for line in self.seen if line["event"] == event]
+
+    async def _line(self) -> Json:
+        """Read the next line; empty at the end."""
+        assert self._process.stdout is not None
+        raw = await self._process.stdout.readline()
+        line: Json = json.loads(raw) if raw else {}
+        self.seen += [line] if line else []
+        return line
+
+
+@asynccontextmanager
+async def running_daemon(kubeconfig: Path, *arguments: object) -> AsyncIterator[Daemon]:
+    """Run it while the block runs; it is killed where it has not ended. What it says on stderr is ours to read."""
+    process = await asyncio.create_subprocess_exec(
+        *ENTRY,
+        "--kubeconfig",
+        str(kubeconfig),
+        "--listen",
+        "127.0.0.1:0",
+        "--log-format",
+        "json",
+        *map(str, arguments),
+        stdout=asyncio.subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name not in LEFT_OUT},
+        limit=2**20,
+    )
+    try:
+        yield Daemon(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()

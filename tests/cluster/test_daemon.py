@@ -1,0 +1,221 @@
+"""`autoscaler run` as a process, under the manifests of deploy/, against a real control plane."""
+
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from autoscaler.actuators.deployment import RIGHTS as WRITES
+from autoscaler.sources.deployment import RIGHTS as READS
+from tests.cluster.api import MERGE
+from tests.cluster.daemon import running_daemon
+from tests.cluster.manifests import (
+    Place,
+    autoscaler_of,
+    deployment,
+    eventually,
+    grant,
+    new_place,
+    policy,
+    until_granted,
+)
+from tests.cluster.plane import AuditEvent, Plane
+
+NAMESPACE = "serving"
+ACCOUNT = "autoscaler"
+BASE, LIVE = "deploy/base", "deploy/overlays/live"
+SCALE_WRITE = ("apps", "deployments/scale", "patch")
+
+
+class Site(NamedTuple):
+    """A namespace in which the daemon has an account."""
+
+    place: Place
+    kubeconfig: Path
+    user: str
+
+    async def requests(self) -> list[AuditEvent]:
+        """Return what the account asked of the API server so far."""
+        return [event for event in await self.place.plane.audit() if event.user == self.user]
+
+
+async def site_of(place: Place, account: str, folder: Path) -> Site:
+    """Return the namespace with a kubeconfig of that account."""
+    token = await place.plane.token_for(place.namespace, account)
+    user = f"system:serviceaccount:{place.namespace}:{account}"
+    return Site(place, place.plane.kubeconfig_for(token, folder / "account.kubeconfig"), user)
+
+
+# --- deploy/ --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def serving(plane: Plane) -> Iterator[str]:
+    """Return the namespace that the manifests name."""
+    plane.kubectl("create", "namespace", NAMESPACE)
+    yield NAMESPACE
+    plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+@pytest.fixture
+async def deployed(plane: Plane, serving: str) -> AsyncIterator[Place]:
+    """Return that namespace, and remove the tests' Deployments from it afterwards."""
+    async with plane.api() as api:
+        place = await new_place(plane, api, serving)
+        yield place
+        await api.request("DELETE", place.deployments)
+        await place.until(lambda pods: not pods, "empty namespace")
+
+
+async def test_the_base_is_valid_and_its_account_can_read_and_not_write(deployed: Place, tmp_path: Path) -> None:
+    plane = deployed.plane
+    assert "serviceaccount/autoscaler" in plane.kubectl("apply", "--server-side", "--validate=strict", "-k", BASE)
+    await deployed.until_ready(1, ACCOUNT)
+    await until_granted(deployed, READS, ACCOUNT)
+    await deployed.create(deployment(replicas=1))
+    site = await site_of(deployed, ACCOUNT, tmp_path)
+    rules = policy(tmp_path, plane, NAMESPACE, replicas="{min: 2, max: 4}")
+    async with running_daemon(site.kubeconfig, rules, "--once", "--dry-run") as daemon:
+        assert await daemon.ended() == 0
+    (decision,) = daemon.of("decision")
+    assert (decision["action"], decision["desired_replicas"], decision["outcome"]) == ("scale_up", 2, "simulated")
+    assert {event.right for event in await site.requests()} == READS
+    async with running_daemon(site.kubeconfig, rules, "--once") as daemon:
+        assert await daemon.ended() == 0
+    (decision,) = daemon.of("decision")
+    assert decision["outcome"] == "failed"
+    assert (await deployed.read())["spec"]["replicas"] == 1
+    refused = [event for event in await site.requests() if event.right == SCALE_WRITE]
+    assert [(event.code, event.wrote) for event in refused] == [(403, False)]
+
+
+async def test_live_adds_the_one_right_and_the_way_back_takes_it(deployed: Place, tmp_path: Path) -> None:
+    plane = deployed.plane
+    plane.kubectl("apply", "--server-side", "--validate=strict", "-k", LIVE)
+    await until_granted(deployed, READS | WRITES, ACCOUNT)
+    manifest = await deployed.read(ACCOUNT)
+    assert "--dry-run" not in manifest["spec"]["template"]["spec"]["containers"][0]["args"]
+    await deployed.create(deployment(replicas=1))
+    site = await site_of(deployed, ACCOUNT, tmp_path)
+    rules = policy(tmp_path, plane, NAMESPACE, replicas="{min: 2, max: 4}")
+    async with running_daemon(site.kubeconfig, rules, "--once") as daemon:
+        assert await daemon.ended() == 0
+    assert daemon.of("decision")[0]["outcome"] == "applied"
+    assert (await deployed.read())["spec"]["replicas"] == 2
+    done = [event for event in await site.requests() if event.wrote]
+    assert [(event.right, event.name) for event in done] == [(SCALE_WRITE, "chat")]
+    plane.kubectl("apply", "--server-side", "--validate=strict", "-k", BASE)
+    plane.kubectl("-n", NAMESPACE, "delete", "role,rolebinding", "autoscaler-write")
+    await until_granted(deployed, WRITES, ACCOUNT, allowed=False)
+    manifest = await deployed.read(ACCOUNT)
+    assert "--dry-run" in manifest["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def site(place: Place, tmp_path: Path) -> Site:
+    """Return a namespace of its own, with an account that has the rights of deploy/overlays/live."""
+    await grant(place, READS | WRITES, "subject")
+    return await site_of(place, "subject", tmp_path)
+
+
+async def test_a_live_daemon_brings_its_target_into_bounds(site: Site, tmp_path: Path) -> None:
+    place = site.place
+    await place.create(deployment(replicas=1))
+    rules = policy(
+        tmp_path, place.plane, place.namespace, replicas="{min: 3, max: 4}", more="  scaleUp: {maxStep: 1}\n"
+    )
+    async with running_daemon(site.kubeconfig, rules) as daemon:
+        first = await daemon.until("decision", outcome="applied")
+        assert (first["current_replicas"], first["desired_replicas"], first["reason"]) == (1, 3, "up_bounds")
+        await place.until_ready(3)
+        settled = await daemon.until("decision", action="hold", ready_replicas=3)
+        assert (settled["current_replicas"], settled["gaps"].keys() & {"unreachable"}) == (3, set())
+        assert await daemon.end(signal.SIGTERM) == 0
+    requests = await site.requests()
+    assert {event.right for event in requests} == READS | {SCALE_WRITE}
+    (write,) = [event for event in requests if event.wrote]
+    assert write.answer is not None
+    assert (write.name, write.answer["spec"]) == ("chat", {"replicas": 3})
+    assert write.agent.startswith("vllm-autoscaler/")
+
+
+async def test_a_queue_that_grows_orders_replicas(site: Site, tmp_path: Path) -> None:
+    place = site.place
+    await place.create(deployment(replicas=1, fake={"cold-start-seconds": 3}))
+    pods = await place.until_ready(1)
+    await place.tell(pods, rps=2, running=6, kv=0.1)
+    rules = policy(tmp_path, place.plane, place.namespace, replicas="{min: 1, max: 4}")
+    async with running_daemon(site.kubeconfig, rules) as daemon:
+        calm = await daemon.until("decision")
+        assert (calm["action"], calm["gaps"]) == ("hold", {})
+        await place.tell(pods, rps=2, running=64, kv=0.9, waiting=120, queue=6, ttft=6)
+        up = await daemon.until("decision", outcome="applied")
+        assert (up["action"], up["reason"]) == ("scale_up", "up_emergency")
+        assert 2 <= up["desired_replicas"] <= 4
+        loading = await daemon.until("decision", current_replicas=up["desired_replicas"], ready_replicas=1)
+        assert (loading["action"], loading["desired_replicas"]) == ("hold", up["desired_replicas"])
+        await daemon.until("decision", ready_replicas=up["desired_replicas"])
+        assert await daemon.end(signal.SIGTERM) == 0
+    assert len([event for event in await site.requests() if event.wrote]) == 1
+
+
+async def test_with_a_real_autoscaler_on_the_target_it_yields(site: Site, tmp_path: Path) -> None:
+    place = site.place
+    await place.create(deployment(replicas=1))
+    await place.apply(autoscaler_of("chat"))
+    rules = policy(tmp_path, place.plane, place.namespace, replicas="{min: 3, max: 4}")
+    async with running_daemon(site.kubeconfig, rules) as daemon:
+        held = await daemon.until("decision")
+        assert (held["action"], held["reason"]) == ("hold", "other_owner")
+        await place.api.request(
+            "DELETE", f"/apis/autoscaling/v2/namespaces/{place.namespace}/horizontalpodautoscalers/chat"
+        )
+        assert (await daemon.until("decision", outcome="applied"))["desired_replicas"] == 3
+        assert await daemon.end(signal.SIGTERM) == 0
+
+
+async def test_a_persons_edit_is_taken_as_it_is(site: Site, tmp_path: Path) -> None:
+    place = site.place
+    await place.create(deployment(replicas=2))
+    rules = policy(tmp_path, place.plane, place.namespace, replicas="{min: 1, max: 4}")
+    async with running_daemon(site.kubeconfig, rules) as daemon:
+        await daemon.until("decision", current_replicas=2)
+        await place.api.request("PATCH", f"{place.deployments}/chat", {"spec": {"replicas": 0}}, content_type=MERGE)
+        paused = await daemon.until("decision", current_replicas=0)
+        assert (paused["action"], paused["reason"]) == ("hold", "scaled_to_zero_externally")
+        assert await daemon.end(signal.SIGTERM) == 0
+    assert not [event for event in await site.requests() if event.wrote]
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_after_an_outage_of_the_api_server_it_goes_on(site: Site, tmp_path: Path, how: str) -> None:
+    place, plane = site.place, site.place.plane
+    await place.create(deployment(replicas=2))
+    await place.until_ready(2)
+    rules = policy(tmp_path, plane, place.namespace, replicas="{min: 1, max: 4}")
+    async with running_daemon(site.kubeconfig, rules) as daemon:
+        await daemon.until("decision", ready_replicas=2)
+        if how == "killed":
+            plane.api_server.kill()
+        else:
+            plane.api_server.send(signal.SIGSTOP)
+        failed = await daemon.until("tick_failed")
+        assert (failed["kind"], failed["detail"].split(":")[0]) == ("target", "unreachable")
+        if how == "killed":
+            plane.api_server.start()
+        else:
+            plane.api_server.send(signal.SIGCONT)
+        await plane.ready()
+        assert (await daemon.until("decision"))["current_replicas"] == 2
+        assert await daemon.end(signal.SIGTERM) == 0
+
+    async def is_whole() -> bool:
+        return bool((await place.read())["status"].get("readyReplicas") == 2)
+
+    await eventually(is_whole, "fleet as before")
+    assert not [event for event in await site.requests() if event.wrote]
