@@ -419,7 +419,7 @@ def _write_ints(values: NDArray[Any]) -> str:
 
 def _read_ints(text: str, count: int | None = None) -> NDArray[np.int64]:
     """Return the whole numbers of a text. Raises ValueError when it holds anything else, or not `count` of them."""
-    if text.encode().translate(None, b"0123456789- ") or "- " in text or text.endswith("-"):
+    if text.encode().translate(None, b"0123456789- ") or text.endswith("-"):
         raise ValueError(f"not whole numbers: {text[:40]!r}")
     values = np.fromstring(text, dtype=np.int64, sep=" ")
     if values.size != text.count(" ") + 1 or count not in (None, values.size):

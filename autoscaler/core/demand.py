@@ -66,9 +66,10 @@ def measure_demand(
     bins = [law.terms(old, new) for old, new in pairwise(edges)]
     terms = tuple(zip(*bins, strict=True))
     itl, kv, sequences = bins[-1]
-    known = sum(1 for each in bins if not math.isnan(each[0]))
-    latest = Demand(gap=GapReason.NO_HISTORY)
-    if known >= MIN_BINS and not math.isnan(itl):
+    missing = sum(map(math.isnan, terms[0]))
+    if len(bins) - missing < MIN_BINS or math.isnan(itl):
+        latest = Demand(gap=GapReason.NO_HISTORY)
+    else:
         latest = Demand(itl=itl, kv=kv, sequences=sequences)
     return DemandWindow(terms=terms, latest=latest, prompt_per_request=prompt)
 
@@ -76,9 +77,13 @@ def measure_demand(
 def _edges(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...]) -> list[FleetRow]:
     """Return the rows at the edges of the bins, oldest first, without those that no row is near."""
     bin_s, slack_s = policy.prediction.bin_s, policy.interval_s + 1.0
-    edges = [times[-1] - index * bin_s for index in range(round(policy.prediction.window_s / bin_s), -1, -1)]
-    places = [(edge, row_at(times, edge)) for edge in edges]
-    return [rows[place] for edge, place in places if place >= 0 and edge - times[place] <= slack_s]
+    found = []
+    for index in range(round(policy.prediction.window_s / bin_s), -1, -1):
+        edge = times[-1] - index * bin_s
+        place = row_at(times, edge)
+        if place >= 0 and edge - times[place] <= slack_s:
+            found.append(rows[place])
+    return found
 
 
 def _prompt_per_request(first: FleetRow, last: FleetRow) -> float | None:

@@ -48,20 +48,20 @@ def forecast_demand(
     # On top of a trend a jump must not forecast less than the trend alone would: both count when a regime begins.
     likely = [*fits, *(fit.before for fit in fits if fit.before is not None)]
     ahead = horizon_s / prediction.bin_s
-    tops = [max(fit.level, fit.level + fit.slope * ahead) for fit in likely]
-    sigmas = [max(fit.sd, quantile * top / 1.645) for fit, top in zip(likely, tops, strict=True)]
-    wishes = [top + prediction.z_up * sigma for top, sigma in zip(tops, sigmas, strict=True)]
-    up = max(wishes)
-    keep = max(top + prediction.z_keep * sigma for top, sigma in zip(tops, sigmas, strict=True))
-    widest = wishes.index(up)
+    views: list[tuple[float, float, float]] = []
+    for fit in likely:
+        top = fit.level + max(0.0, fit.slope * ahead)
+        views.append((top, max(fit.sd, quantile * top / 1.645), fit.level))
+    top, sigma, level = max(views, key=lambda view: view[0] + prediction.z_up * view[1])
+    keep = max(top + prediction.z_keep * sigma for top, sigma, _ in views)
     return Forecast(
         horizon_s=horizon_s,
-        level=likely[widest].level,
-        top=max(tops),
-        sigma=sigmas[widest],
-        up=_whole(up / prediction.utilization),
+        level=level,
+        top=max(views)[0],
+        sigma=sigma,
+        up=_whole((top + prediction.z_up * sigma) / prediction.utilization),
         keep=_whole(keep / prediction.utilization),
-        changed=any(fit.before is not None for fit in fits),
+        changed=len(likely) > len(fits),
         regimes=tuple(fit.regime for fit in fits),
     )
 
@@ -97,10 +97,13 @@ def _fit(prediction: Prediction, bins: Sequence[float], at: float, regime: Regim
     """Return the fit of one term. The newest bin may start a new regime."""
     fresh = _bins_since(prediction, at, regime, len(bins))
     values = [value for value in bins[len(bins) - fresh :] if value == value]
-    if regime.since is not None and fresh < NEW_BINS:
-        return _young_fit(values, regime)
+    if regime.since is not None:
+        if fresh < NEW_BINS:
+            return _young_fit(values, regime)
+        if fresh == len(bins):
+            regime = Regime(relative_sd=regime.relative_sd)
     older, line = fitted_lines(values)
-    fit = _trend_fit(prediction, line, regime if fresh < len(bins) else Regime(relative_sd=regime.relative_sd))
+    fit = _trend_fit(prediction, line, regime)
     if len(values) < NEW_BINS or not _is_change(prediction, older, values[-1]):
         return fit
     young = _young_fit(values[-1:], Regime(since=at, relative_sd=regime.relative_sd))
@@ -119,7 +122,9 @@ def _trend_fit(prediction: Prediction, line: Line, regime: Regime) -> _Fit:
     level = max(0.0, line.level)
     sd = max(line.sd, prediction.min_deviation * level)
     relative = min(max(sd / level, LOWEST_RELATIVE), HIGHEST_RELATIVE) if level > 0.0 else regime.relative_sd
-    return _Fit(level, slope, sd, Regime(since=regime.since, relative_sd=relative))
+    if relative != regime.relative_sd:
+        regime = Regime(since=regime.since, relative_sd=relative)
+    return _Fit(level, slope, sd, regime)
 
 
 def _bins_since(prediction: Prediction, at: float, regime: Regime, count: int) -> int:

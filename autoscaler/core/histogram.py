@@ -3,18 +3,17 @@
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import mul, sub
+from typing import NamedTuple
 
 import numpy as np
 
 from autoscaler.core.types import Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantile:
+class Quantile(NamedTuple):
     """A quantile from buckets.
 
     Args:
@@ -28,8 +27,8 @@ class Quantile:
 
 def rising(counts: Floats) -> list[float]:
     """Return cumulative counts as all functions here take them: where they fall, the largest so far."""
-    found: list[float] = np.maximum.accumulate(counts).tolist()
-    return found
+    found: list[float] = counts.tolist()
+    return found if found == sorted(found) else list(accumulate(found, max))
 
 
 def quantile(bounds: Sequence[float], cumulative: Sequence[float], q: float) -> Quantile:

@@ -18,6 +18,7 @@ MIN_BUSY = 0.75
 SCALE = np.array([0.02, 60e-6, 20e-6, 40e-9])
 """Typical sizes of c0 [s], cp, cb [s/token, s/sequence], ck [s/token]: the ridge pulls by deviations from the prior
 in these units, with weight 1."""
+SCALES, RIDGE = np.multiply.outer(SCALE, SCALE), np.eye(4)
 RUNNING = COLUMN["num_requests_running"]
 LEARNED_FROM = tuple(
     COLUMN[name] - FIRST_COUNTER
@@ -98,7 +99,7 @@ def _solve(gram: Floats, moment: Floats, prior: StepTime) -> StepTime:
     The most negative coefficient is set to 0 and the rest solved again, until none is negative.
     """
     # Columns differ by six orders of magnitude: solve in units of SCALE, in which the ridge is 1.
-    left = (gram * np.multiply.outer(SCALE, SCALE) + np.eye(4)).tolist()
+    left = (gram * SCALES + RIDGE).tolist()
     right = (moment * SCALE + np.array([prior.c0, prior.cp, prior.cb, prior.ck]) / SCALE).tolist()
     free = [0, 1, 2, 3]
     solution = [0.0] * 4
@@ -111,7 +112,7 @@ def _solve(gram: Floats, moment: Floats, prior: StepTime) -> StepTime:
         if solution[lowest] >= 0.0:
             break
         free.remove(lowest)
-    c0, cp, cb, ck = np.clip(np.array(solution) * SCALE, LOWER, UPPER).tolist()
+    c0, cp, cb, ck = np.minimum(np.maximum(np.array(solution) * SCALE, LOWER), UPPER).tolist()
     return StepTime(c0=c0, cp=cp, cb=cb, ck=ck)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoscaler.core.facts import Facts
 from autoscaler.core.histogram import quantile, share_within, slowest
@@ -57,8 +58,7 @@ def row_before(rows: tuple[FleetRow, ...], times: tuple[float, ...], seconds: fl
 def score_snapshot(policy: Policy, snapshot: Snapshot, evidence: Evidence) -> Score:
     """Return the weighted pressure S = sum(w s) / sum(w) over the known parts, and what binds it."""
     samples = {sample.signal: sample for sample in snapshot.samples}
-    weights = policy.score.weights
-    guard = evidence.guard
+    weights, guard = policy.score.weights, evidence.guard
     memory = _memory(policy, snapshot, evidence, samples, guard)
     backlog = _backlog(policy, evidence, samples)
     latency = _latency(policy, evidence, samples)
@@ -90,8 +90,7 @@ def score_snapshot(policy: Policy, snapshot: Snapshot, evidence: Evidence) -> Sc
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class Level(NamedTuple):
     """One input's level in [0, 1]: for growth, for shrinking, in words, and why something is missing."""
 
     growth: float | None = None

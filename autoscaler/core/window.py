@@ -37,8 +37,7 @@ SUMS: dict[str, int] = {
 span, then the waiting requests as they are."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FleetHistogram:
+class FleetHistogram(NamedTuple):
     """Cumulative observations of the whole fleet since the daemon's start."""
 
     bounds: tuple[float, ...]
