@@ -355,7 +355,7 @@ class ScaleUp:
         threshold: score at or above which to grow.
         max_step: replicas an action; null for no limit of this kind.
         stabilization_s: the window whose minimum counts.
-        cooldown_s: since the last up; null takes `spec.cooldown`.
+        cooldown_s: since any action; null takes `spec.cooldown`.
         budgets: rate budgets beside `max_step`.
         select: which of several budgets counts: `Max` the largest, `Min` the smallest, `Disabled` no growth at all.
     """
@@ -601,7 +601,7 @@ class Policy:
 
     @property
     def up_cooldown_s(self) -> float:
-        """Seconds after an up before the next one."""
+        """Seconds after any action before an up."""
         return self.cooldown_s if self.scale_up.cooldown_s is None else self.scale_up.cooldown_s
 
     @property
