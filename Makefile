@@ -6,7 +6,7 @@ UV := $(BIN)/uv
 export HYPOTHESIS_PROFILE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench lock clean nightly
+.PHONY: help install demo test lint format bench lock clean nightly cluster-tools
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ demo: install ## Run the daemon against an embedded fleet: a day's traffic, then
 test: install ## Run all tests (installs Debian's prometheus where it may)
 	@tests/install-prometheus
 	$(BIN)/python -m pytest
+
+cluster-tools: ## Build the Kubernetes commands that the cluster tests run (seven minutes, once a version)
+	@tests/cluster/build-tools
 
 nightly: install ## The property tests over at least 100,000 ticks
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m "" tests/core/test_properties.py --timeout 3600

@@ -33,6 +33,7 @@ from tests.cluster.api import Api, ApiError, Json
 
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(__file__).parent / "tools" / "go.mod"
+NEEDED = ("openssl", "setpriv")
 COMMANDS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 
 START_LIMIT_S = 60.0
@@ -108,8 +109,9 @@ def find_tools() -> Path:
 
     Raises MissingToolsError.
     """
-    if shutil.which("openssl") is None:
-        raise MissingToolsError("openssl is not installed")
+    for name in NEEDED:
+        if shutil.which(name) is None:
+            raise MissingToolsError(f"{name} is not installed")
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets:
         absent = [name for name in COMMANDS if not os.access(Path(assets) / name, os.X_OK)]
@@ -155,7 +157,12 @@ class Process:
         dying = ("setpriv", "--pdeathsig", "KILL", "--")
         with self.log.open("ab") as log:
             self._running = subprocess.Popen(
-                (*dying, *self._command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT
+                (*dying, *self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                process_group=0,  # Ctrl-C is for the tests, which end it in order
             )
 
     def send(self, number: signal.Signals) -> None:
@@ -181,8 +188,11 @@ class Process:
     def check(self) -> None:
         """Raise RuntimeError with the end of its log, when it has ended by itself."""
         if not self.pid:
-            tail = self.log.read_text(errors="replace")[-LOG_TAIL:]
-            raise RuntimeError(f"{self.name} ended:\n{tail}")
+            raise RuntimeError(f"{self.name} ended:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-LOG_TAIL:] if self.log.exists() else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +311,14 @@ class Plane:
         for process in reversed(self.processes):
             await process.stop()
 
+    async def mend(self) -> None:
+        """Thaw what is frozen and start what has ended, as after a test that failed half way."""
+        for process in self.processes:
+            process.send(signal.SIGCONT)
+            if not process.pid:
+                process.start()
+        await self.ready()
+
     async def ready(self) -> None:
         """Return once the API server is ready."""
         async with self.api() as api:
@@ -314,7 +332,8 @@ class Plane:
                 if process.log.exists():
                     process.check()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no {what} within {limit_s:g} s; see {self.folder}")
+                said = "\n".join(f"--- {process.name}\n{process.tail()}" for process in self.processes)
+                raise TimeoutError(f"no {what} within {limit_s:g} s\n{said}")
             await asyncio.sleep(POLL_S)
 
     # --- who may call it --------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ def serving(plane: Plane) -> Iterator[str]:
 @pytest.fixture
 async def deployed(plane: Plane, serving: str) -> AsyncIterator[Place]:
     """Return that namespace, and remove the tests' Deployments from it afterwards."""
+    await plane.mend()
     async with plane.api() as api:
         place = await new_place(plane, api, serving)
         yield place
