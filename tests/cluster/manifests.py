@@ -261,6 +261,7 @@ def policy(
         "apiVersion: autoscaler/v1alpha1\nkind: ScalingPolicy\n"
         f"metadata: {{name: {name}}}\nspec:\n"
         f"  target: {{namespace: {namespace}, deployment: {name}}}\n"
-        f"  replicas: {replicas}\n  interval: 1s\n  signals: {{vllm: {{port: {plane.port}}}}}\n{more}"
+        f"  replicas: {replicas}\n  interval: 1s\n"
+        f"  signals: {{vllm: {{port: {plane.port}, timeout: 900ms}}}}\n{more}"
     )
     return path

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autoscaler.actuators.deployment import FIELD_MANAGER, DeploymentActuator
 from autoscaler.actuators.deployment import RIGHTS as WRITES
@@ -18,7 +19,7 @@ from autoscaler.errors import ActuationError, TargetError
 from autoscaler.sources.deployment import RIGHTS as READS
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
-from tests.cluster.api import MERGE, STRATEGIC, Json
+from tests.cluster.api import MERGE, STRATEGIC, Api, ApiError, Json
 from tests.cluster.manifests import (
     Place,
     Pool,
@@ -397,6 +398,38 @@ async def test_a_pods_account_is_used_and_its_token_taken_up_when_it_is_rotated(
     ours = [event for event in await place.plane.audit() if event.namespace == place.namespace and event.credential]
     assert ours[-1].credential == f"JTI={_claims(rotated)['jti']}"
     assert len({event.credential for event in ours}) == 2
+
+
+async def test_a_token_file_of_a_kubeconfig_is_read_again_when_its_token_is_refused(
+    place: Place, tmp_path: Path
+) -> None:
+    await place.create(deployment(replicas=1))
+    await grant(place, ALL)
+    first = await place.plane.token_for(place.namespace, "subject")
+    token = tmp_path / "token"
+    token.write_text(first + "\n")
+    kubeconfig = place.plane.kubeconfig_for(first, tmp_path / "kubeconfig")
+    content = yaml.safe_load(kubeconfig.read_text())
+    content["users"][0]["user"] = {"tokenFile": str(token)}
+    kubeconfig.write_text(yaml.safe_dump(content))
+    async with product_api(kubeconfig) as api:
+        await read(api, place)
+        # An account that is made anew has other tokens.
+        await place.api.request("DELETE", f"/api/v1/namespaces/{place.namespace}/serviceaccounts/subject")
+        await grant(place, ALL)
+        token.write_text(await place.plane.token_for(place.namespace, "subject") + "\n")
+        async with place.plane.api(first) as stale:
+            await eventually(lambda: is_refused(stale), "refused token")
+        assert (await read(api, place)).current_replicas == 1
+
+
+async def is_refused(api: Api) -> bool:
+    """Return whether the API's token is not, or no longer, believed; the server remembers tokens for ten seconds."""
+    try:
+        await api.get("/api")
+    except ApiError as error:
+        return error.status == 401
+    return False
 
 
 class SteppedClock:
