@@ -1,10 +1,12 @@
 """A fake of the Kubernetes API server, small enough to read, over real HTTP on loopback.
 
 It has: GET of one Deployment, lists of ReplicaSets, Pods and HorizontalPodAutoscalers with label selectors, GET and
-JSON patch of a Deployment's scale with uid, generation and resourceVersion; bearer tokens, rights by role, and faults.
+JSON patch of a Deployment's scale with uid, generation and resourceVersion; a list of Nodes; Events that are created
+and patched; reviews of one's own access; bearer tokens, rights by role, and faults.
 
 It lacks: every controller (a scaled Deployment gets no pods), TLS, watches, paging, every other kind and verb,
-merge patches, defaulting, field managers and validation beyond a replica count that must be a number from 0.
+merge patches but of Events, defaulting, field managers and validation beyond a replica count that must be a number
+from 0.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ Right = tuple[str, str, str]
 
 DEPLOYMENT_UID = "11111111-1111-4111-8111-111111111111"
 PATH = re.compile(
-    r"^/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)/namespaces/(?P<namespace>[^/]+)/(?P<kind>[a-z]+)"
+    r"^/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)"
     r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?$"
 )
 TERM = re.compile(
@@ -85,6 +87,8 @@ class FakeApi:
         self.replica_sets: list[Json] = [replica_set("chat-1")]
         self.pods: list[Json] = []
         self.hpas: list[Json] = []
+        self.nodes: list[Json] = []
+        self.events: dict[str, Json] = {}
         self.rights = None if rights is None else frozenset(rights)
         self.tokens = None if tokens is None else set(tokens)
         self.faults: dict[str, list[Fault]] = {}
@@ -136,7 +140,8 @@ class FakeApi:
         if match is None:
             return _status(404, "NotFound", f"no such path {http.path}")
         resource = match["kind"] + (f"/{match['sub']}" if match["sub"] else "")
-        verb = {"GET": "get" if match["name"] else "list", "PATCH": "patch"}.get(http.method, http.method.lower())
+        reading = "get" if match["name"] else "list"
+        verb = {"GET": reading, "POST": "create"}.get(http.method, http.method.lower())
         request = Request(
             group=match["group"] or "",
             resource=resource,
@@ -161,14 +166,23 @@ class FakeApi:
     def _answer(self, request: Request, name: str | None) -> web.Response:
         if self.tokens is not None and request.token not in self.tokens:
             return _status(401, "Unauthorized", "Unauthorized")
+        if request.resource == "selfsubjectaccessreviews":
+            return self._review(request)
         if self.rights is not None and request.right not in self.rights:
             return _status(403, "Forbidden", f"{request.resource} is forbidden: cannot {request.verb} resource")
-        lists = {"replicasets": self.replica_sets, "pods": self.pods, "horizontalpodautoscalers": self.hpas}
+        lists = {
+            "replicasets": self.replica_sets,
+            "pods": self.pods,
+            "horizontalpodautoscalers": self.hpas,
+            "nodes": self.nodes,
+        }
         if request.verb == "list" and request.resource in lists:
             selected = [
                 item for item in lists[request.resource] if selects(request.query.get("labelSelector", ""), item)
             ]
             return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1"}, "items": selected})
+        if request.resource == "events":
+            return self._event(request, name)
         if self.deployment is None or name != self.deployment["metadata"]["name"]:
             return _status(404, "NotFound", f'deployments.apps "{name}" not found')
         if (request.verb, request.resource) == ("get", "deployments"):
@@ -178,6 +192,25 @@ class FakeApi:
         if (request.verb, request.resource) == ("patch", "deployments/scale"):
             return self._patch_scale(self.deployment, request)
         return _status(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+    def _review(self, request: Request) -> web.Response:
+        """Answer whether the caller may do what it asks about."""
+        asked = request.body["spec"]["resourceAttributes"]
+        resource = asked["resource"] + (f"/{asked['subresource']}" if asked.get("subresource") else "")
+        allowed = self.rights is None or (asked["group"], resource, asked["verb"]) in self.rights
+        return web.json_response(request.body | {"status": {"allowed": allowed}}, status=201)
+
+    def _event(self, request: Request, name: str | None) -> web.Response:
+        if request.verb == "create":
+            name = request.body["metadata"]["name"]
+            if name in self.events:
+                return _status(409, "AlreadyExists", f'events "{name}" already exists')
+            self.events[name] = request.body
+            return web.json_response(request.body, status=201)
+        if name not in self.events:
+            return _status(404, "NotFound", f'events "{name}" not found')
+        self.events[name] |= request.body
+        return web.json_response(self.events[name])
 
     def _scale(self, target: Json) -> Json:
         """Return the Scale; as in the real one, zero replicas are left out."""

@@ -12,6 +12,7 @@ from kubernetes_asyncio.client import Configuration
 
 from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.deployment import DeploymentActuator
+from autoscaler.actuators.events import RIGHTS as TELLS
 from autoscaler.core.policy import TargetRef
 from autoscaler.core.types import Outcome, ScaleReplicas
 from autoscaler.errors import ActuationError
@@ -98,7 +99,7 @@ def test_nothing_is_cluster_wide_and_every_label_selects() -> None:
 
 def test_the_roles_grant_what_the_code_uses_and_no_more() -> None:
     assert rights(BASE) == READS
-    assert rights(BASE, LIVE) == READS | WRITES
+    assert rights(BASE, LIVE) == READS | WRITES | TELLS
 
 
 @pytest.fixture

@@ -847,6 +847,19 @@ def test_reloads(bench: Bench, sink: Sink) -> None:
     assert counted == {"rejected": 3.0, "applied": 1.0, "other": 1.0}
 
 
+def test_events_are_counted_and_the_first_of_a_row_that_is_lost_is_logged(bench: Bench, sink: Sink) -> None:
+    for result in ("written", "failed", "dropped", "failed", "written", "failed", "made up"):
+        bench.telemetry.event(result, f"detail of {result}")
+    lines = [(line["result"], line["detail"]) for line in sink.events("events_not_written")]
+    assert lines == [("failed", "detail of failed")] * 2
+    counted = {
+        dict(labels)["result"]: value
+        for (name, labels), value in bench.series().items()
+        if name == "autoscaler_events_total"
+    }
+    assert counted == {"written": 2.0, "failed": 3.0, "dropped": 1.0, "other": 1.0}
+
+
 def test_no_data_alert(bench: Bench, sink: Sink) -> None:
     bench.telemetry.loaded(a_policy(evidence=Evidence(alert_after_s=60.0)))
     seen = []

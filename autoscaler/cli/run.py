@@ -12,13 +12,15 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from autoscaler import __version__
+from autoscaler.actuators.events import Events
 from autoscaler.cli.wiring import FirstTicks, Watchers, fingerprint, live_parts, open_recorder
 from autoscaler.clock import SystemClock
 from autoscaler.core.policy import Policy
 from autoscaler.loop import Parts, Supervisor
 from autoscaler.policy_file import Loaded, load_policies, parse_bool
+from autoscaler.ports import Report
 from autoscaler.sources.kubernetes_api import KubernetesApi
-from autoscaler.telemetry import Telemetry, configure_logging
+from autoscaler.telemetry import Telemetry, configure_logging, redact
 from autoscaler.web.server import Health, serve
 
 DEFAULT_LISTEN = "127.0.0.1:9090"
@@ -107,19 +109,31 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
-        api = await KubernetesApi.connect(clock, kubeconfig=kubeconfig, context=context, environ=os.environ)
-        stack.push_async_callback(api.close)
+
+        async def connect() -> KubernetesApi:
+            api = await KubernetesApi.connect(clock, kubeconfig=kubeconfig, context=context, environ=os.environ)
+            stack.push_async_callback(api.close)
+            return api
+
+        api = await connect()
         recorder = None
         if record is not None:
             recorder, file = open_recorder(record, clock.now())
             stack.callback(recorder.close)
             log.info("recording", file=str(file), **({"taken": str(record)} if file != record else {}))
-        first_ticks = FirstTicks(log)
-        watchers = Watchers(Telemetry(registry, log), health, recorder, dry_run=dry_run, reports=(first_ticks,))
+        first_ticks, telemetry = FirstTicks(log), Telemetry(registry, log)
+        reports: list[Report] = [first_ticks]
+        events = None
+        if not dry_run:
+            events = await stack.enter_async_context(Events(await connect(), clean=redact, told=telemetry.event))
+            reports.append(events)
+        watchers = Watchers(telemetry, health, recorder, dry_run=dry_run, reports=reports)
 
         def build(policy: Policy) -> Parts:
             parts = live_parts(policy, api, clock, dry_run=dry_run)
             first_ticks.built(policy, parts)
+            if events is not None:
+                events.watch(policy, live=not policy.dry_run)
             return parts
 
         supervisor = Supervisor(

@@ -133,6 +133,9 @@ class Watchers:
         """Pass an error on. A target that cannot be read is no reason to kill the process; a bug is."""
         self.failures[policy] = str(error)
         self._telemetry.error(policy, kind, error)
+        for report in self._reports:
+            if isinstance(report, _Troubled):
+                report.error(policy, kind, error)
         if kind == "target":
             self._health.completed(policy)
 
@@ -155,6 +158,15 @@ class Watchers:
             self._telemetry.forget(name)
             self._health.forget(name)
         self._telemetry.reload("rejected" if problems else "applied", problems)
+
+
+@runtime_checkable
+class _Troubled(Protocol):
+    """A report that also wants to know of errors."""
+
+    def error(self, policy: str, kind: str, error: BaseException) -> None:
+        """Take note of an error of the tick under way."""
+        ...
 
 
 @runtime_checkable

@@ -73,6 +73,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter("gaps_total", "Readings that were missing, stale or not believed.", "source", "signal", "reason"),
     Family("tick_duration_seconds", HISTOGRAM, ("policy",), "From a tick's snapshot to its completed action."),
     Family("policy_reloads_total", COUNTER, ("result",), "Attempts to take up changed policy files."),
+    Family("events_total", COUNTER, ("result",), "Kubernetes Events about the targets."),
     Family("build_info", GAUGE, ("version",), "1; the version is in the label."),
 )
 _FAMILY = {family.name: family for family in FAMILIES}
@@ -90,6 +91,7 @@ ERROR_KINDS: frozenset[str] = frozenset(
     | {"bug", "target", "actuation"}
 )
 RELOAD_RESULTS: frozenset[str] = frozenset({"applied", "rejected"})
+EVENT_RESULTS: frozenset[str] = frozenset({"written", "failed", "dropped"})
 # Sources x signals x reasons has thousands of corners of which a target shows a handful. What comes after this many
 # is counted under `other`, so that the worst policy exports some 120 series.
 MAX_GAP_SERIES = 24

@@ -27,6 +27,7 @@ from autoscaler.core.types import (
 from autoscaler.errors import ActuationError, AutoscalerError, TargetError
 from autoscaler.telemetry.metrics import (
     ERROR_KINDS,
+    EVENT_RESULTS,
     MAX_GAP_SERIES,
     OTHER,
     RELOAD_RESULTS,
@@ -219,6 +220,7 @@ class Telemetry:
         self._logger = logger
         self._policies: dict[str, _Memory] = {}
         self._last_problems: tuple[str, ...] = ()
+        self._events_written = True
         self._metrics.set("build_info", __version__, 1.0)
 
     def loaded(self, policy: Policy, *, dry_run: bool = False) -> None:
@@ -309,6 +311,17 @@ class Telemetry:
         elif texts != self._last_problems:
             self._logger.warning("policies_reloaded", result=result, problems=texts)
         self._last_problems = texts
+
+    def event(self, result: str, detail: str) -> None:
+        """Count a Kubernetes Event, and log the first of a row that is not written.
+
+        Args:
+            result: `written`; `failed` where the API server did not take it; `dropped` where too many waited.
+        """
+        self._metrics.add("events_total", known(result, EVENT_RESULTS))
+        if result != "written" and self._events_written:
+            self._logger.warning("events_not_written", result=result, detail=detail)
+        self._events_written = result == "written"
 
     def recording_failed(self, problem: str) -> None:
         """Log that the recording stopped; the loop goes on."""

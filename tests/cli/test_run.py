@@ -240,8 +240,8 @@ def test_c152_live_writes_what_a_dry_run_only_says(
     assert (decision["action"], decision["desired_replicas"], decision["outcome"]) == ("scale_up", 4, outcome)
     assert world.api.deployment is not None
     assert world.api.deployment["spec"]["replicas"] == replicas
-    writes = [request for request in world.api.requests if request.verb not in ("get", "list")]
-    assert [request.resource for request in writes] == ["deployments/scale"] * (outcome == "applied")
+    writes = [request.resource for request in world.api.requests if request.verb not in ("get", "list")]
+    assert writes == (["deployments/scale", "events"] if outcome == "applied" else [])
 
 
 def test_c152_a_policy_that_says_dry_run_writes_nothing_either(
