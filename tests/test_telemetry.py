@@ -924,7 +924,7 @@ def test_docs_queries_use_metrics_that_exist() -> None:
 
 
 def test_docs_name_every_reason() -> None:
-    headings = {"### Scale up": "up_", "### Scale down": "down_", "### Hold": ""}
+    headings = {"### Scale up": "up_", "### Scale down": "down_", "### Either way": "pinned", "### Hold": ""}
     documented = []
     for heading, prefix in headings.items():
         rows = table_rows("reasons.md", heading)

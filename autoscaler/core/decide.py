@@ -15,6 +15,7 @@ from autoscaler.core.types import (
     GapReason,
     Hold,
     Proposal,
+    Reason,
     ScaleReplicas,
     Score,
     Snapshot,
@@ -42,7 +43,8 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
     )
     proposal = propose(tick)
     if not proposal.final:
-        for guard in GUARDS:  # evidence first; bounds last, so that nothing overrules them
+        # Evidence first; bounds last, so that nothing overrules them. A person's pin knows bounds only.
+        for guard in GUARDS if proposal.reason is not Reason.PINNED else GUARDS[-1:]:
             proposal = guard(tick, proposal)
     return Decision(
         at=snapshot.at,
@@ -89,8 +91,9 @@ def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:
     """Return what would have to change for the next step up and the next step down, a line each."""
     if proposal.replicas != proposal.current:
         return ()
-    if proposal.final:
-        return (f"held by {proposal.reason}",)
+    if proposal.final or proposal.reason is Reason.PINNED:
+        words = tick.snapshot.target.paused
+        return (f"held by {proposal.reason}" + (f": {words}" if words else ""),)
     lines = []
     stopped = {step.rule: step.detail for step in proposal.steps if step.after == proposal.current}
     wished = proposal.wished if proposal.wished is not None else proposal.current

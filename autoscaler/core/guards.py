@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from autoscaler.core.facts import Facts
 from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
 from autoscaler.core.state import State, down_window_s, growing_s
-from autoscaler.core.types import Demand, Forecast, GapReason, Proposal, Reason, Score, Snapshot, Step
+from autoscaler.core.types import Demand, Direction, Forecast, GapReason, Proposal, Reason, Score, Snapshot, Step
 from autoscaler.core.window import SUMS
 
 MEMORY_BRAKE = 0.5
@@ -49,6 +49,9 @@ def propose(tick: Tick) -> Proposal:
     standing = _stand_down(tick)
     if standing is not None:
         return Proposal(current=current, replicas=current, reason=standing, final=True, wished=current)
+    pin = tick.snapshot.target.pin
+    if pin is not None:
+        return Proposal(current=current, replicas=pin, reason=Reason.PINNED, wished=pin)
     if tick.score.value is None:
         return Proposal(current=current, replicas=current, reason=_ignorance(tick), wished=current)
     wishes = _growth(tick)
@@ -67,6 +70,8 @@ def propose(tick: Tick) -> Proposal:
 
 def _stand_down(tick: Tick) -> Reason | None:
     """Return why this target is not ours to change now; None when it is."""
+    if tick.snapshot.target.paused:
+        return Reason.PAUSED
     if tick.snapshot.target.other_owner:
         return Reason.OTHER_OWNER
     if tick.current == 0:
@@ -398,6 +403,15 @@ def _held(proposal: Proposal, rule: Reason, detail: str) -> Proposal:
     return proposal.moved_to(proposal.current, rule, detail)
 
 
+def obey_direction(tick: Tick, proposal: Proposal) -> Proposal:
+    """Hold what a person's annotation forbids: shrinking under `up-only`, growing under `down-only`."""
+    direction = tick.snapshot.target.direction
+    forbidden = {Direction.UP_ONLY: -1, Direction.DOWN_ONLY: 1}.get(direction, 0)
+    if forbidden * (proposal.replicas - proposal.current) > 0:
+        return _held(proposal, Reason.LIMITED_DIRECTION, f"annotated {direction}")
+    return proposal
+
+
 GUARDS: tuple[Guard, ...] = (
     require_evidence,
     count_pending,
@@ -409,5 +423,7 @@ GUARDS: tuple[Guard, ...] = (
     limit_rate,
     hold_cooldown,
     blow_fuse,
+    obey_direction,
     keep_bounds,
 )
+"""In order; a pinned proposal passes the bounds only."""

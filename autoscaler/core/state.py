@@ -57,7 +57,7 @@ REQUESTS = [COLUMN[name] - FIRST_COUNTER for name in ("generation_tokens", "requ
 _traffic: Callable[[Sequence[float]], tuple[float, ...]] = itemgetter(
     *(SUMS[name] for name in ("requests_finished", "generation_tokens", "first_tokens"))
 )
-FRESH_REASONS = frozenset({Reason.SCALED_TO_ZERO, Reason.OTHER_OWNER})
+FRESH_REASONS = frozenset({Reason.SCALED_TO_ZERO, Reason.OTHER_OWNER, Reason.PAUSED})
 """After these, windows and cooldowns start afresh."""
 
 

@@ -126,6 +126,14 @@ class Pod:
     revision: str = ""
 
 
+class Direction(StrEnum):
+    """Which way a person allows a target to be scaled."""
+
+    BOTH = "both"
+    UP_ONLY = "up-only"
+    DOWN_ONLY = "down-only"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStatus:
     """The Deployment and the pods that it owns.
@@ -136,6 +144,9 @@ class TargetStatus:
         rollout: a new revision is being rolled out (status not yet at the spec's generation or revision).
         rollout_unhealthy: pods of the newest revision crash, or cannot pull, while a rollout is under way.
         other_owner: who else writes replicas, e.g. `HorizontalPodAutoscaler/chat`; "" for nobody.
+        paused: why a person has paused this target by an annotation; "" when it is not paused.
+        pin: replicas that a person has pinned the target to; None for no pin.
+        direction: what a person allows.
         pods: owned by owner references, whatever their phase.
     """
 
@@ -149,6 +160,9 @@ class TargetStatus:
     rollout: bool = False
     rollout_unhealthy: bool = False
     other_owner: str = ""
+    paused: str = ""
+    pin: int | None = None
+    direction: Direction = Direction.BOTH
     pods: tuple[Pod, ...] = ()
 
 
@@ -280,6 +294,8 @@ class Reason(StrEnum):
     DOWN_DEMAND = "down_demand"
     DOWN_SCORE = "down_score"
     DOWN_BOUNDS = "down_bounds"
+    # either
+    PINNED = "pinned"
     # hold
     STEADY = "steady"
     NO_DATA = "no_data"
@@ -289,6 +305,8 @@ class Reason(StrEnum):
     GROUP_SIZE = "group_size_mismatch"
     SCALED_TO_ZERO = "scaled_to_zero_externally"
     OTHER_OWNER = "other_owner"
+    PAUSED = "paused"
+    LIMITED_DIRECTION = "limited_direction"
     PENDING_CAPACITY = "pending_capacity"
     UNSCHEDULABLE = "unschedulable"
     ROLLOUT = "rollout_in_progress"

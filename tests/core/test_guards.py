@@ -742,6 +742,7 @@ def test_order_of_the_guards() -> None:
         "limit_rate",
         "hold_cooldown",
         "blow_fuse",
+        "obey_direction",
         "keep_bounds",
     ]
 
