@@ -56,12 +56,15 @@ def test_nothing_is_said_where_everything_is_built(tmp_path: Path) -> None:
     ("environment", "words"),
     [
         pytest.param({}, "there is no go to build them with", id="no go"),
+        pytest.param({}, "this go cannot get go1.26", id="old go"),
         pytest.param({"KUBEBUILDER_ASSETS": "/nowhere"}, "there is no etcd kube-apiserver", id="no assets"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line_and_is_no_failure(
     tmp_path: Path, environment: dict[str, str], words: str
 ) -> None:
+    if "this go" in words:
+        executable(tmp_path / "bin" / "go", "echo go1.19.8\n")
     said = build(tmp_path, **environment)
     assert words in said
     assert len(said.splitlines()) == 1
