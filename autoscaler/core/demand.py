@@ -13,7 +13,7 @@ from autoscaler.core.window import SUMS, FleetRow, row_at, spanned_seconds
 MIN_FIRST_TOKENS = 20.0
 MIN_BINS = 3
 WORK = (
-    *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "waiting", "running", "kv_tokens"),
+    *("first_tokens", "prompt_tokens", "cached_prompt_tokens", "generation_tokens", "waiting", "running", "kv_tokens"),
     *("covered", "expected", "ticks", "spanned"),
 )
 _work: Callable[[Sequence[float]], tuple[float, ...]] = itemgetter(*(SUMS[name] for name in WORK))
@@ -61,9 +61,10 @@ def measure_demand(
     edges = _edges(policy, rows, times)
     if len(edges) < MIN_BINS + 1:
         return DemandWindow(latest=Demand(gap=GapReason.NO_HISTORY))
-    prompt = _prompt_per_request(edges[0], edges[-1])
+    work = [(row.at, *_work(row.sums)) for row in edges]
+    prompt = _prompt_per_request(work[0], work[-1])
     law = _law(policy, line, capacity, prompt or 0.0)
-    bins = [law.terms(old, new) for old, new in pairwise(edges)]
+    bins = [law.terms(old, new) for old, new in pairwise(work)]
     terms = tuple(zip(*bins, strict=True))
     itl, kv, sequences = bins[-1]
     missing = sum(map(math.isnan, terms[0]))
@@ -86,13 +87,10 @@ def _edges(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...])
     return found
 
 
-def _prompt_per_request(first: FleetRow, last: FleetRow) -> float | None:
-    """Return prefill tokens per first token between two rows; None with fewer than `MIN_FIRST_TOKENS`."""
-    requests, prompted, cached = (
-        last.sums[SUMS[name]] - first.sums[SUMS[name]]
-        for name in ("first_tokens", "prompt_tokens", "cached_prompt_tokens")
-    )
-    return max(0.0, prompted - cached) / requests if requests >= MIN_FIRST_TOKENS else None
+def _prompt_per_request(old: Sequence[float], new: Sequence[float]) -> float | None:
+    """Return prefill tokens per first token between two edges; None with fewer than `MIN_FIRST_TOKENS`."""
+    _, first_tokens, prompted, cached, *_ = map(sub, new, old)
+    return max(0.0, prompted - cached) / first_tokens if first_tokens >= MIN_FIRST_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +112,15 @@ class _Law:
     sequence_s: float
     min_coverage: float
 
-    def terms(self, old: FleetRow, new: FleetRow) -> tuple[float, float, float]:
-        """Return the replicas that the work between two rows needs, by term; NaN when too few engines covered it."""
+    def terms(self, old: Sequence[float], new: Sequence[float]) -> tuple[float, float, float]:
+        """Return the replicas that the work between two edges needs, by term; NaN when too few engines covered it."""
         # Prefix-cache hits need not be computed; requests that queue up are work that arrives and is not yet served.
-        prompted, cached, generated, waiting, running, kv_tokens, covered, expected, ticks, spanned = map(
-            sub, _work(new.sums), _work(old.sums)
+        elapsed, _, prompted, cached, generated, waiting, running, kv_tokens, covered, expected, ticks, spanned = map(
+            sub, new, old
         )
         if not expected > 0.0 or covered < self.min_coverage * expected:
             return math.nan, math.nan, math.nan
-        seconds = spanned_seconds(new.at - old.at, spanned, expected / ticks)
+        seconds = spanned_seconds(elapsed, spanned, expected / ticks)
         prefill = max(prompted - cached + waiting * self.prompt, 0.0) / seconds
         context = kv_tokens / running if running > 0.0 else self.prompt
         generated /= seconds

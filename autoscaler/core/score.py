@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from autoscaler.core.facts import Facts
@@ -67,24 +68,23 @@ def score_snapshot(policy: Policy, snapshot: Snapshot, evidence: Evidence) -> Sc
         backlog.part("backlog", weights.backlog),
         latency.part("latency", weights.latency),
     )
-    known = [part for part in parts if part.value is not None and part.weight > 0.0]
-    known_weight = sum(part.weight for part in known)
+    weighing = [part for part in parts if part.weight > 0.0]
+    known = [part for part in weighing if part.value is not None]
+    known_weight = math.fsum([part.weight for part in known])
+    pulls = [part.weight * (part.value or 0.0) for part in known]
     value = None
     if known and known_weight >= policy.score.min_known_weight - 1e-9:
-        value = sum(part.weight * (part.value or 0.0) for part in known) / known_weight
-    weighing = [part for part in parts if part.weight > 0.0]
+        value = math.fsum(pulls) / known_weight
+    shrinks = [part.weight * part.shrink_value for part in weighing if part.shrink_value is not None]
     shrink_value = None
-    if all(part.shrink_value is not None for part in weighing):
-        shrink_value = sum(part.weight * (part.shrink_value or 0.0) for part in weighing) / sum(
-            part.weight for part in weighing
-        )
-    binds = max(known, key=lambda part: part.weight * (part.value or 0.0)).name if known else ""
+    if len(shrinks) == len(weighing):
+        shrink_value = math.fsum(shrinks) / math.fsum([part.weight for part in weighing])
     return Score(
         value=value,
         shrink_value=shrink_value,
         known_weight=known_weight,
         parts=parts,
-        binds=binds,
+        binds=known[pulls.index(max(pulls))].name if known else "",
         memory_guard=guard,
         degraded=latency.degraded,
     )
@@ -157,11 +157,14 @@ def _memory(
         coarse = guard is not None or "gpu_memory_ratio" in samples
         return Level(gap=GapReason.MEMORY_COARSE if coarse else gap)
     preempted = _preemption(policy, evidence)
-    terms = {"kv_cache_usage": clip(growth / settings.kv_full), "preemptions": preempted, "memory_guard": brake}
-    driver = max(terms, key=lambda name: terms[name])
-    shown = {"kv_cache_usage": growth, "preemptions": preempted, "memory_guard": guard or 0.0}[driver]
+    driver, level, shown = max(
+        ("kv_cache_usage", clip(growth / settings.kv_full), growth),
+        ("preemptions", preempted, preempted),
+        ("memory_guard", brake, guard or 0.0),
+        key=itemgetter(1),
+    )
     shrunk = None if shrink is None else max(clip(shrink / settings.kv_full), preempted, brake)
-    return Level(growth=terms[driver], shrink=shrunk, driver=f"{driver} {shown:.2f}", gap=gap)
+    return Level(growth=level, shrink=shrunk, driver=f"{driver} {shown:.2f}", gap=gap)
 
 
 def _kv(evidence: Evidence, samples: Mapping[str, Sample]) -> tuple[float | None, float | None, GapReason | None]:
@@ -204,7 +207,7 @@ def _backlog(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]) 
     sample = samples.get("num_requests_waiting")
     waiting = sample.value if sample is not None else facts.waiting
     partial = sample is not None and sample.partial
-    upstream, needs_upstream = samples.get("upstream_queue"), _asks_for(policy, "upstream_queue")
+    upstream = samples.get("upstream_queue")
     if waiting is None and upstream is None:
         return Level(gap=GapReason.EMPTY)
     wait_s = _queue_wait(policy, evidence, samples, waiting)
@@ -222,13 +225,13 @@ def _backlog(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]) 
     gap = None
     if partial or (upstream is not None and upstream.partial):
         shrink, gap = None, GapReason.PARTIAL
-    elif waiting is None or (needs_upstream and upstream is None):
+    elif waiting is None or (upstream is None and _asks_for(policy, "upstream_queue")):
         shrink, gap = None, GapReason.EMPTY
     return Level(growth=value, shrink=shrink, driver=terms[driver][1], gap=gap)
 
 
 def _asks_for(policy: Policy, signal: str) -> bool:
-    return any(query.signal == signal for query in policy.signals.queries)
+    return signal in [query.signal for query in policy.signals.queries]
 
 
 def _backlog_terms(
@@ -308,9 +311,9 @@ def _latency(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]) 
         objectives.append(_share_objective(policy, evidence, samples, slo.within))
     degraded = any(objective.degraded for objective in objectives)
     known = [objective for objective in objectives if objective.growth is not None]
-    shrinks = [objective.shrink for objective in objectives]
-    gap = next((objective.gap for objective in objectives if objective.gap is not None), None)
-    shrink = max(level for level in shrinks if level is not None) if None not in shrinks else None
+    shrinks = [objective.shrink for objective in objectives if objective.shrink is not None]
+    gaps = [objective.gap for objective in objectives if objective.gap is not None]
+    shrink, gap = max(shrinks) if len(shrinks) == len(objectives) else None, gaps[0] if gaps else None
     if not known:
         return Level(shrink=shrink, gap=gap, degraded=degraded)
     worst = max(known, key=lambda objective: objective.growth or 0.0)
