@@ -101,6 +101,15 @@ class VllmSource:
         """Count the pods by signal and the sample name that it was read from."""
         return self._builder.families([state.page for state in self._pods.values() if state.page is not None])
 
+    def models(self) -> Counter[str]:
+        """Count the pods by the models that their pages name, whatever the filter."""
+        found: Counter[str] = Counter()
+        for state in self._pods.values():
+            if state.page is not None:
+                names = {dict(key.labels).get("model_name", "") for key in state.page.page.keys}
+                found.update(names - {""})
+        return found
+
     def _pages(self, at: float) -> Sequence[PodPage]:
         """Return the pages that are still fresh enough; forget the others."""
         for state in self._pods.values():

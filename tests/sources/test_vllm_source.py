@@ -203,11 +203,12 @@ async def test_reads_every_running_pod_with_an_address(pods: FakePods) -> None:
     clock.at = 1000.12345
     async with source(pods, clock) as reader:
         reading = await reader.read(target(*members), 1000.0)
-        families = reader.families()
+        families, models = reader.families(), reader.models()
     assert uids(reading) == ["uid-001", "uid-002", "uid-003"]
     assert read_at(reading) == [1000.123] * 3
     assert reading.gaps == ()
     assert families["kv_cache_usage", "vllm:kv_cache_usage_perc"] == 3
+    assert list(models.values()) == [3]
 
 
 async def test_asks_for_plain_text_without_encoding(pods: FakePods) -> None:
