@@ -11,6 +11,7 @@ from autoscaler.core.policy import Policy, VllmSignals
 from autoscaler.core.types import (
     WHOLE_PAGE,
     Decision,
+    Direction,
     Gap,
     GapReason,
     Hold,
@@ -49,6 +50,7 @@ STUCK = frozenset(
         Reason.NO_READY_PODS,
         Reason.GROUP_SIZE,
         Reason.SCALED_TO_ZERO,
+        Reason.PAUSED,
         Reason.OTHER_OWNER,
         Reason.UNSCHEDULABLE,
         Reason.ROLLOUT_UNHEALTHY,
@@ -165,6 +167,11 @@ def judge_target(policy: Policy, status: TargetStatus) -> Iterator[Finding]:
         yield warning("target", text, "correct replicas.min and replicas.max if this is not meant")
     else:
         yield ok("target", f"{seen}, {bounds.min} to {bounds.max} allowed")
+    if status.paused:
+        yield warning("target", f"paused: {status.paused}", "remove or mend the annotation")
+    elif status.pin is not None or status.direction is not Direction.BOTH:
+        wishes = f"direction {status.direction}" if status.pin is None else f"pinned to {status.pin}"
+        yield warning("target", f"{wishes} by an annotation", "remove it if it is not meant any more")
     if status.rollout_unhealthy:
         yield warning("target", "a rollout is under way whose pods fail", "fix or roll back the revision")
 

@@ -13,6 +13,7 @@ from autoscaler.core.state import NO_ENGINES
 from autoscaler.core.types import (
     Decision,
     Demand,
+    Direction,
     EngineKey,
     Engines,
     Forecast,
@@ -108,6 +109,11 @@ def test_a_target_that_cannot_be_read_is_a_problem_with_a_remedy(reason: str) ->
         pytest.param(CHAT, ["ok"], "2 of 2 replicas ready, 1 to 8 allowed", id="good"),
         pytest.param(replace(CHAT, current_replicas=0), ["warning"], "at 0 replicas, which means paused", id="paused"),
         pytest.param(replace(CHAT, current_replicas=9), ["warning"], "outside 1 to 8", id="outside"),
+        pytest.param(
+            replace(CHAT, paused="autoscaler/paused is set"), ["ok", "warning"], "paused is set", id="annotated"
+        ),
+        pytest.param(replace(CHAT, pin=3), ["ok", "warning"], "pinned to 3", id="pinned"),
+        pytest.param(replace(CHAT, direction=Direction.UP_ONLY), ["ok", "warning"], "direction up-only", id="one way"),
         pytest.param(replace(CHAT, rollout_unhealthy=True), ["ok", "warning"], "rollout", id="rollout"),
     ],
 )

@@ -29,12 +29,13 @@ HELD = frozenset(
         Reason.ROLLOUT_UNHEALTHY,
         Reason.OTHER_OWNER,
         Reason.SCALED_TO_ZERO,
+        Reason.PAUSED,
         Reason.HEALTH_FUSE,
         Reason.MEMORY_GUARD,
     }
 )
 """The holds that somebody has to look at. The others pass by themselves, and are in the log."""
-MEANT = frozenset({Reason.SCALED_TO_ZERO})
+MEANT = frozenset({Reason.SCALED_TO_ZERO, Reason.PAUSED})
 """Holds that somebody wished for: Normal, not Warning."""
 
 QUIET_S = 60.0

@@ -128,7 +128,7 @@ def test_an_action_that_failed_long_ago_is_said_again() -> None:
 def test_a_hold_that_somebody_must_look_at_is_said_at_first_sight_and_when_it_is_over(reason: Reason) -> None:
     changes = Changes(POLICY)
     (first,) = changes.notes(a_snapshot(0.0), a_decision(reason), Outcome.UNCHANGED, "")
-    assert (first.reason, first.warning) == (camel(reason), reason is not Reason.SCALED_TO_ZERO)
+    assert (first.reason, first.warning) == (camel(reason), reason not in (Reason.SCALED_TO_ZERO, Reason.PAUSED))
     assert first.message.startswith(f"holds at 4 replicas: {reason}; ")
     assert notes_of(changes, 5.0, a_decision(reason)) == []
     assert notes_of(changes, 5.0 + QUIET_S - 1.0, a_decision()) == []
