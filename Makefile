@@ -23,8 +23,9 @@ install: $(VENV)/.installed ## Make .venv with all that development needs
 demo: install ## Run the daemon against an embedded fleet: a day's traffic, then a report
 	$(BIN)/autoscaler demo
 
-test: install ## Run all tests (installs Debian's prometheus where it may)
+test: install ## Run all tests (first gets Debian's prometheus and builds a control plane, where it may)
 	@tests/install-prometheus
+	@tests/cluster/build-tools
 	$(BIN)/python -m pytest
 
 cluster-tools: ## Build the Kubernetes commands that the cluster tests run (seven minutes, once a version)
