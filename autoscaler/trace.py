@@ -35,6 +35,7 @@ _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 26
 
 _Json = dict[str, Any]
+_decode_json = json.JSONDecoder().decode
 _encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -257,7 +258,7 @@ class TraceReader:
     def _parse(self, line: bytes, *keys: str) -> _Json:
         """Return a line's content, which has at least these keys."""
         try:
-            content = json.loads(line)
+            content = _decode_json(line.decode())
         except (ValueError, RecursionError) as error:
             raise self._error(f"not JSON: {error}") from error
         if not isinstance(content, dict) or any(key not in content for key in keys):

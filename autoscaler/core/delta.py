@@ -307,7 +307,8 @@ def _read_values(known: Known, line: _Difference) -> None:
         values[:, known.columns.index(_READ_AT)] = (delays + _in_ms(line["at"])) / 1000.0
     if "adds" in line:
         columns, text = line["adds"]
-        values[:, columns] += _read_ints(text, len(columns) * len(known.keys)).reshape(len(columns), len(known.keys)).T
+        increments = _read_ints(text, len(columns) * len(known.keys)).reshape(len(columns), len(known.keys))
+        values[:, columns] = values.take(columns, axis=1) + increments.T
     if "sets" in line:
         columns, numbers = line["sets"]
         values[:, columns] = np.array(numbers, dtype=np.float64).reshape(len(columns), len(known.keys)).T

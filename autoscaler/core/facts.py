@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,8 +122,7 @@ def _ready_at(pods: tuple[Pod, ...], index: int | None) -> float:
     return -np.inf if ready_at is None else ready_at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(NamedTuple):
     """KV usage of the fleet: as growth sees it, as shrinking sees it, and why one is missing."""
 
     growth: float | None = None
@@ -177,19 +177,19 @@ class Facts:
         return self.expected - self.known
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class Rows(NamedTuple):
     """Which engine rows say what now.
 
     Args:
         fresh: read lately, of pods that serve, or that fell unready when none serves.
         load: of these the awake ones. asleep: the others.
-        whole: every row carries load.
+        pods: how many pods the load rows belong to. whole: every row carries load.
     """
 
     fresh: Mask
     load: Mask
     asleep: Mask
+    pods: int
     whole: bool
 
 
@@ -199,10 +199,11 @@ def load_rows(policy: Policy, engines: Engines, overview: Overview, joined: Join
     serving, sleeps = joined.serving if joined.ready else joined.unready, engines.values[:, ASLEEP]
     if at - overview.least[READ_AT] <= stale_after and np.fmax.reduce(sleeps, initial=0.0) <= 0.0:
         whole = joined.all_serve and joined.ready > 0 and len(serving) > 0
-        return Rows(serving, serving, np.zeros(len(serving), dtype=bool), whole)
+        return Rows(serving, serving, np.zeros(len(serving), dtype=bool), joined.count_pods(serving), whole)
     fresh = serving & (at - engines.values[:, READ_AT] <= stale_after)
     load = fresh & ~(sleeps > 0.0)
-    return Rows(fresh, load, fresh & (sleeps > 0.0), bool(load.all()) and len(load) > 0)
+    asleep, whole = fresh & (sleeps > 0.0), bool(load.all()) and len(load) > 0
+    return Rows(fresh, load, asleep, joined.count_pods(load), whole)
 
 
 def gather(
@@ -218,7 +219,7 @@ def gather(
     """
     engines, at = snapshot.engines, snapshot.at
     per = policy.target.pods_per_replica
-    known = joined.count_pods(rows.load)
+    known = rows.pods
     # A pod with one engine awake of several is awake.
     asleep_pods = 0 if rows.whole else joined.count_pods(rows.load | rows.asleep) - known
     serving_pods = (joined.ready or joined.unready_pods) - asleep_pods
@@ -271,7 +272,7 @@ def _total(engines: Engines, overview: Overview, rows: Rows, column: int) -> flo
 def _replica_tokens(engines: Engines, overview: Overview, joined: Join, rows: Rows, per: int) -> float | None:
     """Return the mean KV tokens of a replica over the rows that say; None when none does."""
     if rows.whole and not math.isnan(overview.total[CAPACITY]):
-        return overview.total[CAPACITY] * per / joined.count_pods(rows.load)
+        return overview.total[CAPACITY] * per / rows.pods
     capacity = engines.values[:, CAPACITY]
     said = rows.load & ~np.isnan(capacity)
     pods = joined.count_pods(said)

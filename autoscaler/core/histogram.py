@@ -93,8 +93,8 @@ def deviation(bounds: tuple[float, ...], cumulative: Sequence[float]) -> float:
         return math.nan
     counts = list(map(sub, cumulative, (0.0, *cumulative)))
     middles, squares = _middles(bounds)
-    mean = math.fsum(map(mul, middles, counts)) / total
-    return math.sqrt(max(0.0, math.fsum(map(mul, squares, counts)) / total - mean * mean))
+    mean = sum(map(mul, middles, counts)) / total
+    return math.sqrt(max(0.0, sum(map(mul, squares, counts)) / total - mean * mean))
 
 
 @lru_cache(maxsize=64)

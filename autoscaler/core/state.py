@@ -176,7 +176,9 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         joined = join(target.pods, engines.keys, policy.pending)
     window_s = policy.score.window_s
     overview = look_over(engines.values)
-    memory, current, increase = remember_engines(state.memory, engines, overview, at, window_s, target.pods)
+    memory, current, increase = remember_engines(
+        state.memory, engines, overview, _wanted_histograms(policy), at, window_s, target.pods
+    )
     said = load_rows(policy, engines, overview, joined, at)
     added, known = _added(engines, overview, joined, said, increase, waiting_of(memory, joined))
     row = next_row(state.rows[-1] if state.rows else None, at, added, increase)
@@ -210,6 +212,17 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     )
 
 
+def _wanted_histograms(policy: Policy) -> list[str]:
+    """Return the names of the histograms that this policy is judged by, or that the fleet's sums are made of."""
+    wanted = ["ttft", "itl"]
+    if policy.score.backlog.wait_s is not None:
+        wanted.append("queue_time")
+    within = policy.slo.within
+    if policy.slo.e2e is not None or (within is not None and within.metric == "e2e"):
+        wanted.append("e2e")
+    return wanted
+
+
 def reserved_share(engines: Engines, overview: Overview) -> float | None:
     """Return the smallest share of a card that an engine reserves at start; None when none says."""
     lowest = overview.least[RESERVED]
@@ -231,15 +244,15 @@ def _added(
 
     An engine covers a tick when all that demand is made of is known of it: the work is never taken for none.
     """
-    counters = increase.counters
-    complete, known = said.fresh & joined.serving, bool(said.fresh.any())
+    counters, elapsed = increase.counters, increase.elapsed
     sums, running, resident = np.add.reduce(counters, axis=0).tolist(), overview.total[RUNNING], overview.resident
+    covered, known = said.pods, True
     if not (said.whole and joined.all_serve) or math.isnan(sum(sums, running + resident)):
-        missing, load = np.isnan(counters), engines.values[:, LOAD]
+        missing, load, complete = np.isnan(counters), engines.values[:, LOAD], said.fresh & joined.serving
         sums = np.where(missing, 0.0, counters).sum(axis=0).tolist()
-        known = known and not missing[complete][:, REQUESTS].any()
+        known = bool(said.fresh.any()) and not missing[complete][:, REQUESTS].any()
         complete = complete & ~np.isnan(load).any(axis=1) & ~missing[:, WORK].any(axis=1)
-        load = load[complete]
+        load, elapsed, covered = load[complete], elapsed[complete], joined.count_pods(complete)
         running, resident = float(load[:, 0].sum()), float((load[:, 1] * load[:, 2]).sum())
     return [
         *sums,
@@ -248,9 +261,9 @@ def _added(
         running,
         resident,
         1.0,
-        float(joined.count_pods(complete)),
+        float(covered),
         float(joined.ready),
-        float(np.add.reduce(increase.elapsed[complete])) / joined.engines_per_pod,
+        float(np.add.reduce(elapsed)) / joined.engines_per_pod,
         waiting,
     ], known
 

@@ -5,9 +5,10 @@ The fleet's rows are cumulative since the daemon's start, so that any window is 
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from operator import add
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from autoscaler.core.histogram import rebased, rising, union
 from autoscaler.core.signals import COLUMN, ENGINE_COUNTERS, FIRST_COUNTER
 from autoscaler.core.types import EngineKey, Engines, Floats, HistogramRows, Ints, Pod
 
+Histograms = Mapping[str, tuple[HistogramRows, ...]]
 COUNTERS = len(ENGINE_COUNTERS)
 READ_AT, STARTED_AT = COLUMN["read_at"], COLUMN["started_at"]
 RUNNING, WAITING = COLUMN["num_requests_running"], COLUMN["num_requests_waiting"]
@@ -44,8 +46,7 @@ class FleetHistogram(NamedTuple):
     counts: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FleetRow:
+class FleetRow(NamedTuple):
     """The fleet at one tick: `sums` by `SUMS`, histograms by name."""
 
     at: float
@@ -60,8 +61,7 @@ class Observations(NamedTuple):
     counts: list[float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Overview:
+class Overview(NamedTuple):
     """All engines at a glance; NaN where one of them does not say.
 
     Args:
@@ -89,15 +89,14 @@ class EngineMemory:
 
     keys: tuple[EngineKey, ...]
     values: Floats
-    histograms: Mapping[str, tuple[HistogramRows, ...]]
+    histograms: Histograms
     idle_polls: Ints
     zero_polls: Ints
     flat_since: Floats
     steady: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Increase:
+class Increase(NamedTuple):
     """What one tick adds to the fleet.
 
     Args:
@@ -110,7 +109,7 @@ class Increase:
     counters: Floats
     elapsed: Floats
     was_running: Floats
-    histograms: Mapping[str, FleetHistogram] = field(default_factory=dict)
+    histograms: Mapping[str, FleetHistogram] = MappingProxyType({})
 
 
 def look_over(values: Floats) -> Overview:
@@ -123,37 +122,60 @@ def look_over(values: Floats) -> Overview:
 
 
 def remember_engines(
-    memory: EngineMemory | None, engines: Engines, overview: Overview, at: float, window_s: float, pods: tuple[Pod, ...]
+    memory: EngineMemory | None,
+    engines: Engines,
+    overview: Overview,
+    wanted: Collection[str],
+    at: float,
+    window_s: float,
+    pods: tuple[Pod, ...],
 ) -> tuple[EngineMemory, EngineMemory, Increase]:
     """Return the memory to keep, its rows of this tick's engines, and what these added since their last readings.
 
     An engine seen for the first time adds nothing, unless it started inside the window: then all it counted is new.
     A reset of any of its series is one of all of them. A vanished engine is remembered while its pod is in `pods`.
+
+    Args:
+        wanted: names of the histograms whose increases are asked for.
     """
     previous = _aligned(memory, engines)
+    shown = {name: blocks for name, blocks in engines.histograms.items() if name in wanted}
     change = engines.values - previous.values
-    counters, elapsed = change[:, FIRST_COUNTER:], change[:, READ_AT]
-    shortest = float(np.minimum.reduce(elapsed, initial=np.inf))
-    histograms = _steady_increases(previous, engines) if not math.isnan(shortest) and _counted_on(change) else None
+    counters, elapsed, histograms = change[:, FIRST_COUNTER:], change[:, READ_AT], None
+    least = _least(change)
+    if _counted_on(change, least):
+        histograms = _steady_increases(previous, shown)
+    busy = histograms is not None and least[READ_AT] > 0.0 and least[GENERATED] > 0.0
     if histograms is None:
-        counters, elapsed, histograms = _fresh_increases(previous, engines, change, at, window_s)
-    current = _next_memory(previous, engines, overview, change[:, READ_AT], counters, all_fresh=shortest > 0.0)
-    increase = Increase(
-        counters=counters, elapsed=elapsed, was_running=previous.values[:, RUNNING], histograms=histograms
-    )
+        counters, elapsed, histograms = _fresh_increases(previous, engines, shown, change, at, window_s)
+    increase = Increase(counters, elapsed, previous.values[:, RUNNING], histograms)
+    if busy and previous.steady and overview.least[USAGE] > 0.0:
+        current = _busy_memory(previous, engines)
+    else:
+        current = _next_memory(previous, engines, change[:, READ_AT], counters)
     return _with_absent(memory, current, pods), current, increase
 
 
-def _counted_on(change: Floats) -> bool:
+def _least(change: Floats) -> list[float]:
+    """Return the smallest change of each column over the engines that say it; NaN read times stay, of new engines."""
+    least: list[float] = np.minimum.reduce(change, axis=0, initial=np.inf).tolist()
+    if math.isnan(sum(least[FIRST_COUNTER:], least[STARTED_AT])):
+        said: list[float] = np.fmin.reduce(change, axis=0, initial=np.inf).tolist()
+        said[READ_AT] = least[READ_AT]
+        return said
+    return least
+
+
+def _counted_on(change: Floats, least: list[float]) -> bool:
     """Tell whether every engine is the same process as before, as far as is known, and none of its counters fell."""
-    least = np.fmin.reduce(change, axis=0, initial=np.inf).tolist()
+    if math.isnan(least[READ_AT]) or min(least[FIRST_COUNTER:]) < 0.0:
+        return False
     # Process start times are printed with 10 ms: a second apart is another process.
-    latest = float(np.fmax.reduce(change[:, STARTED_AT], initial=-np.inf))
-    return latest <= 1.0 and least[STARTED_AT] >= -1.0 and min(least[FIRST_COUNTER:]) >= 0.0
+    return least[STARTED_AT] >= -1.0 and bool(np.fmax.reduce(change[:, STARTED_AT], initial=-np.inf) <= 1.0)
 
 
 def _fresh_increases(
-    previous: EngineMemory, engines: Engines, change: Floats, at: float, window_s: float
+    previous: EngineMemory, engines: Engines, shown: Histograms, change: Floats, at: float, window_s: float
 ) -> tuple[Floats, Floats, dict[str, FleetHistogram]]:
     """Return increases of counters, seconds between readings, and increases of histograms, where engines may be new or
     may have started over.
@@ -164,7 +186,7 @@ def _fresh_increases(
     age = at - engines.values[:, STARTED_AT]
     young = age < window_s
     whole = (delta < 0.0).any(axis=1) | (np.abs(change[:, STARTED_AT]) > 1.0) | (new & young)
-    histograms, broken = _histogram_increases(previous, engines, whole, new)
+    histograms, broken = _histogram_increases(previous, shown, whole, new)
     whole |= broken
     delta[whole] = counters[whole]
     first = new & ~young
@@ -208,12 +230,12 @@ def _moved_rows(blocks: tuple[HistogramRows, ...], moved: Mapping[int, int]) -> 
 
 
 def _histogram_increases(
-    previous: EngineMemory, engines: Engines, whole: np.ndarray, new: np.ndarray
+    previous: EngineMemory, shown: Histograms, whole: np.ndarray, new: np.ndarray
 ) -> tuple[dict[str, FleetHistogram], np.ndarray]:
     """Return the increases by name, and which rows' histograms fell, a reset that the counters did not show."""
     deltas: list[tuple[str, HistogramRows, Floats]] = []
-    broken = np.zeros(len(engines.keys), dtype=bool)
-    for name, blocks in engines.histograms.items():
+    broken = np.zeros(len(whole), dtype=bool)
+    for name, blocks in shown.items():
         before = previous.histograms.get(name, ())
         for block in blocks:
             delta, known = _block_delta(block, before)
@@ -231,10 +253,10 @@ def _histogram_increases(
     return result, broken
 
 
-def _steady_increases(previous: EngineMemory, engines: Engines) -> dict[str, FleetHistogram] | None:
+def _steady_increases(previous: EngineMemory, shown: Histograms) -> dict[str, FleetHistogram] | None:
     """Return the increases of the common case: the same engines with the same one layout, and no bucket fell."""
     result: dict[str, FleetHistogram] = {}
-    for name, blocks in engines.histograms.items():
+    for name, blocks in shown.items():
         before = previous.histograms.get(name, ())
         if len(blocks) != 1 or len(before) != 1:
             return None
@@ -264,39 +286,27 @@ def _block_delta(block: HistogramRows, before: tuple[HistogramRows, ...]) -> tup
     return block.counts.copy(), np.zeros(len(block.rows), dtype=bool)
 
 
-def _next_memory(
-    previous: EngineMemory,
-    engines: Engines,
-    overview: Overview,
-    since_read: Floats,
-    counters: Floats,
-    *,
-    all_fresh: bool,
-) -> EngineMemory:
+def _busy_memory(previous: EngineMemory, engines: Engines) -> EngineMemory:
+    """Return the memory where every engine was read anew and generates: what counts sameness stays as it was, zero."""
+    return EngineMemory(
+        keys=engines.keys,
+        values=np.where(np.isnan(engines.values), previous.values, engines.values),
+        histograms=engines.histograms,
+        idle_polls=previous.idle_polls,
+        zero_polls=previous.zero_polls,
+        flat_since=previous.flat_since,
+        steady=True,
+    )
+
+
+def _next_memory(previous: EngineMemory, engines: Engines, since_read: Floats, counters: Floats) -> EngineMemory:
     """Return the memory of the engines that were read, with their polls of sameness counted.
 
     Args:
         since_read: seconds between each engine's last two readings; NaN where this is the first.
-        all_fresh: all of them are above 0.
     """
     cur = engines.values
-    values = np.where(np.isnan(cur), previous.values, cur)
     generated, prompted = counters[:, GENERATED - FIRST_COUNTER], counters[:, PROMPTED - FIRST_COUNTER]
-    if (
-        all_fresh
-        and previous.steady
-        and overview.least[USAGE] > 0.0
-        and np.minimum.reduce(generated, initial=np.inf) > 0.0
-    ):
-        return EngineMemory(
-            keys=engines.keys,
-            values=values,
-            histograms=engines.histograms,
-            idle_polls=previous.idle_polls,
-            zero_polls=previous.zero_polls,
-            flat_since=previous.flat_since,
-            steady=True,
-        )
     running, fresh = cur[:, RUNNING], since_read > 0.0
     flat = (generated == 0.0) & ~(prompted > 0.0)
     idle = flat & (running == 0.0) & (cur[:, WAITING] == 0.0)
@@ -304,12 +314,12 @@ def _next_memory(
     stuck_since = np.where(flat & (running > 0.0), np.minimum(previous.flat_since, previous.values[:, READ_AT]), np.inf)
     return EngineMemory(
         keys=engines.keys,
-        values=values,
+        values=np.where(np.isnan(cur), previous.values, cur),
         histograms=engines.histograms,
         idle_polls=np.where(fresh, np.where(idle, previous.idle_polls + 1, 0), previous.idle_polls),
         zero_polls=np.where(fresh, np.where(zero, previous.zero_polls + 1, 0), previous.zero_polls),
         flat_since=np.where(fresh, stuck_since, previous.flat_since),
-        steady=all_fresh and not (flat | zero).any(),
+        steady=bool(fresh.all()) and not (flat | zero).any(),
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from autoscaler.core.facts import STALE_IDLE_POLLS
+from autoscaler.core.policy import Slo
 from autoscaler.core.types import EngineKey, GapReason, HistogramRows, Reason
 from autoscaler.core.window import SUMS
 from tests.core.world import BOUNDS, P0, START, Engine, World, pod
@@ -100,6 +101,19 @@ def test_layouts_may_differ_between_pods_and_change_between_ticks() -> None:
     merged = world.state.rows[-1].histograms["ttft"]
     assert set(merged.bounds) >= {0.2, 0.4}
     assert merged.counts[-1] == pytest.approx(2 * 15.0 * 2 + 15.0)
+
+
+def test_only_histograms_that_the_policy_asks_for_are_added_up() -> None:
+    world = World(P0, 1)
+    world.set(request_rate=2.0, ttft_s=0.3, queue_s=0.2, token_rate=10.0, running=1.0)
+    world.run(3)
+    assert set(world.state.rows[-1].histograms) == {"ttft", "itl"}
+    asking = replace(P0.score, backlog=replace(P0.score.backlog, wait_s=5.0))
+    world.policy = replace(P0, slo=replace(P0.slo, e2e=Slo(seconds=10.0)), score=asking)
+    world.run(2)
+    assert set(world.state.rows[-1].histograms) == {"ttft", "itl", "e2e", "queue_time"}
+    # Counted on from what was remembered meanwhile: the increases of two ticks, not all since the engine's start.
+    assert world.state.rows[-1].histograms["e2e"].counts[-1] == pytest.approx(2 * 15.0 * 2.0)
 
 
 class TestC024FrozenGauges:
