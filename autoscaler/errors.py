@@ -61,7 +61,7 @@ class TargetError(AutoscalerError):
     """The target could not be read: no snapshot this tick, try again next tick.
 
     `reason` is one of `target_not_found`, `forbidden`, `unauthorized`, `unreachable`, `throttled`, `bad_body`,
-    `conflict`, `invalid`. `retry_after_s` is the server's own wish, when it gave one.
+    `conflict`, `invalid`, and of a watch also `expired`. `retry_after_s` is the server's own wish, when it gave one.
     """
 
     def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:

@@ -1,16 +1,19 @@
 """A fake of the Kubernetes API server, small enough to read, over real HTTP on loopback.
 
-It has: GET of one Deployment, lists of ReplicaSets, Pods and HorizontalPodAutoscalers with label selectors, GET and
-JSON patch of a Deployment's scale with uid, generation and resourceVersion; a list of Nodes; Events that are created
-and patched; reviews of one's own access; bearer tokens, rights by role, and faults.
+It has: GET of one Deployment; lists with pages or by one name, and watches with bookmarks, of Deployments, ReplicaSets,
+Pods and HorizontalPodAutoscalers; GET and JSON patch of a Deployment's scale with uid, generation and resourceVersion;
+a list of Nodes; Events that are created and patched; reviews of one's own access; bearer tokens, rights by role, and
+faults.
 
-It lacks: every controller (a scaled Deployment gets no pods), TLS, watches, paging, every other kind and verb,
-merge patches but of Events, defaulting, field managers and validation beyond a replica count that must be a number
-from 0.
+It lacks: every controller (a scaled Deployment gets no pods), TLS, every other kind and verb, merge patches but of
+Events, defaulting, field managers and validation beyond a replica count that must be a number from 0. A watch sees what
+a test changes by looking a hundred times a second, so that two changes within that time are one, and pages are not of
+one version.
 """
 
 import asyncio
 import copy
+import json
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -30,9 +33,8 @@ PATH = re.compile(
     r"^/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[a-z]+)"
     r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?$"
 )
-TERM = re.compile(
-    r"(?P<key>[^\s,=!]+) (?P<op>in|notin) \((?P<set>[^)]*)\)|(?P<not>!)?(?P<word>[^\s,=!]+)(?:=(?P<value>[^,]*))?"
-)
+WATCHED = ("deployments", "replicasets", "pods", "horizontalpodautoscalers")
+LOOK_EVERY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Fault:
         status, body, headers: the answer; no `status` answers as if nothing were wrong.
         hang: never answer.
         apply: carry the request out first.
+        cut: end the connection in the middle of the body.
+        silent: say nothing more after the body, and do not end it.
     """
 
     status: int = 0
@@ -50,6 +54,8 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     hang: bool = False
     apply: bool = False
+    cut: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,8 @@ class FakeApi:
     Attributes:
         faults: by "verb resource", e.g. "patch deployments/scale"; the first is taken with each such request.
         connections: how many TCP connections were made.
+        forgotten: a watch from this version or an earlier one is told that it is too old.
+        watches: the kinds that are being watched now, one entry a stream.
     """
 
     def __init__(self, *, rights: Iterable[Right] | None = None, tokens: Iterable[str] | None = None) -> None:
@@ -94,6 +102,11 @@ class FakeApi:
         self.faults: dict[str, list[Fault]] = {}
         self.requests: list[Request] = []
         self.url = ""
+        self.version = 1000
+        self.forgotten = 0
+        self.watches: list[str] = []
+        self._known: dict[str, dict[str, Json]] = {kind: {} for kind in WATCHED}
+        self._log: list[tuple[int, str, Json]] = []
         self._peers: set[object] = set()
 
     @property
@@ -140,7 +153,7 @@ class FakeApi:
         if match is None:
             return _status(404, "NotFound", f"no such path {http.path}")
         resource = match["kind"] + (f"/{match['sub']}" if match["sub"] else "")
-        reading = "get" if match["name"] else "list"
+        reading = "get" if match["name"] else "watch" if http.query.get("watch") == "true" else "list"
         verb = {"GET": reading, "POST": "create"}.get(http.method, http.method.lower())
         request = Request(
             group=match["group"] or "",
@@ -154,6 +167,10 @@ class FakeApi:
         self.requests.append(request)
         faults = self.faults.get(f"{verb} {resource}")
         fault = faults.pop(0) if faults else Fault()
+        if fault.cut or fault.silent:
+            return await self._broken(http, fault)
+        if verb == "watch" and not fault.hang and not fault.status:
+            return self._refused(request) or await self._watch(http, request)
         answer = None if (fault.hang or fault.status) and not fault.apply else self._answer(request, match["name"])
         if fault.hang:
             await asyncio.Event().wait()
@@ -163,24 +180,98 @@ class FakeApi:
             return web.json_response(fault.body or {}, status=fault.status, headers=dict(fault.headers))
         return answer
 
-    def _answer(self, request: Request, name: str | None) -> web.Response:
+    def _refused(self, request: Request) -> web.Response | None:
         if self.tokens is not None and request.token not in self.tokens:
             return _status(401, "Unauthorized", "Unauthorized")
-        if request.resource == "selfsubjectaccessreviews":
-            return self._review(request)
-        if self.rights is not None and request.right not in self.rights:
+        free = self.rights is None or request.resource == "selfsubjectaccessreviews"
+        if not free and request.right not in (self.rights or ()):
             return _status(403, "Forbidden", f"{request.resource} is forbidden: cannot {request.verb} resource")
-        lists = {
+        return None
+
+    def _lists(self) -> dict[str, list[Json]]:
+        return {
+            "deployments": [] if self.deployment is None else [self.deployment],
             "replicasets": self.replica_sets,
             "pods": self.pods,
             "horizontalpodautoscalers": self.hpas,
             "nodes": self.nodes,
         }
-        if request.verb == "list" and request.resource in lists:
-            selected = [
-                item for item in lists[request.resource] if selects(request.query.get("labelSelector", ""), item)
-            ]
-            return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1"}, "items": selected})
+
+    def _list(self, request: Request) -> web.Response:
+        self._look()
+        query = request.query
+        named = query.get("fieldSelector", "").removeprefix("metadata.name=")
+        selected = [item for item in self._lists()[request.resource] if named in ("", item["metadata"]["name"])]
+        start = int(query.get("continue", 0))
+        end = start + int(query.get("limit", len(selected)))
+        metadata = {"resourceVersion": str(self.version)} | ({"continue": str(end)} if end < len(selected) else {})
+        return web.json_response({"kind": "List", "metadata": metadata, "items": selected[start:end]})
+
+    def _look(self) -> None:
+        """Take note of what was changed since the last look."""
+        for kind in WATCHED:
+            known, items = self._known[kind], {item["metadata"]["name"]: item for item in self._lists()[kind]}
+            for name, item in list(known.items()):
+                if name not in items or items[name]["metadata"].get("uid") != item["metadata"].get("uid"):
+                    self._tell(kind, "DELETED", known.pop(name))
+            for name, item in items.items():
+                if known.get(name) != item:
+                    event = "MODIFIED" if name in known else "ADDED"
+                    known[name] = copy.deepcopy(item)
+                    self._tell(kind, event, known[name])
+
+    def _tell(self, kind: str, event: str, item: Json) -> None:
+        self.version += 1
+        told = item | {"metadata": item["metadata"] | {"resourceVersion": str(self.version)}}
+        self._log.append((self.version, kind, {"type": event, "object": told}))
+
+    async def _watch(self, http: web.Request, request: Request) -> web.StreamResponse:
+        """Tell what happened to one kind since a version, until the time that was asked for is over."""
+        since = int(request.query["resourceVersion"])
+        response = web.StreamResponse()
+        await response.prepare(http)
+        if since <= self.forgotten:
+            status = {"kind": "Status", "metadata": {}, "code": 410, "reason": "Expired", "message": "too old"}
+            await response.write(_line({"type": "ERROR", "object": status}))
+            return response
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + float(request.query["timeoutSeconds"])
+        self.watches.append(request.resource)
+        try:
+            while loop.time() < deadline:
+                self._look()
+                now = self.version
+                told = [event for version, kind, event in self._log if version > since and kind == request.resource]
+                for event in told:
+                    await response.write(_line(event))
+                since = now
+                await asyncio.sleep(LOOK_EVERY_S)
+            if request.query.get("allowWatchBookmarks") == "true":
+                bookmark = {"metadata": {"resourceVersion": str(since)}}
+                await response.write(_line({"type": "BOOKMARK", "object": bookmark}))
+        finally:
+            self.watches.remove(request.resource)
+        return response
+
+    async def _broken(self, http: web.Request, fault: Fault) -> web.StreamResponse:
+        """Begin an answer, and never end it well."""
+        response = web.StreamResponse()
+        await response.prepare(http)
+        await response.write(str(fault.body or "").encode())
+        if fault.silent:
+            await asyncio.Event().wait()
+        if http.transport is not None:
+            http.transport.abort()
+        return response
+
+    def _answer(self, request: Request, name: str | None) -> web.Response:
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        if request.resource == "selfsubjectaccessreviews":
+            return self._review(request)
+        if request.verb == "list" and request.resource in self._lists():
+            return self._list(request)
         if request.resource == "events":
             return self._event(request, name)
         if self.deployment is None or name != self.deployment["metadata"]["name"]:
@@ -242,6 +333,10 @@ class FakeApi:
         return web.json_response(self._scale(target))
 
 
+def _line(event: Json) -> bytes:
+    return json.dumps(event).encode() + b"\n"
+
+
 class PatchError(Exception):
     """A JSON patch does not apply."""
 
@@ -276,22 +371,6 @@ def _child(place: Any, part: str) -> Any:
         return place[int(part) if isinstance(place, list) else part]
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise PatchError(f"nothing at {part}") from error
-
-
-def selects(selector: str, item: Json) -> bool:
-    """Return whether a label selector selects the object."""
-    labels = item["metadata"].get("labels", {})
-    for term in TERM.finditer(selector):
-        if term["op"]:
-            inside = labels.get(term["key"]) in term["set"].split(",")
-            matches = inside if term["op"] == "in" else not inside
-        elif term["value"] is not None:
-            matches = labels.get(term["word"]) == term["value"]
-        else:
-            matches = (term["word"] in labels) != bool(term["not"])
-        if not matches:
-            return False
-    return True
 
 
 def _status(code: int, reason: str, message: str, causes: list[Json] | None = None) -> web.Response:

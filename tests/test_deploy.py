@@ -13,10 +13,12 @@ from kubernetes_asyncio.client import Configuration
 from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.deployment import DeploymentActuator
 from autoscaler.actuators.events import RIGHTS as TELLS
+from autoscaler.clock import SystemClock
 from autoscaler.core.policy import TargetRef
 from autoscaler.core.types import Outcome, ScaleReplicas
 from autoscaler.errors import ActuationError
 from autoscaler.policy_file import load_policies
+from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import RIGHTS as READS
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
@@ -114,7 +116,7 @@ async def test_the_roles_let_read_and_only_live_lets_write(fake: FakeApi, live: 
     fake.rights = frozenset(rights(BASE, LIVE) if live else rights(BASE))
     api = KubernetesApi(Configuration(host=fake.url), FakeClock(), timeout_s=5.0)
     ref = TargetRef(deployment="chat", namespace="serving")
-    target = DeploymentTarget(api, ref)
+    target = DeploymentTarget(ClusterCaches(api, SystemClock()), ref)
     status = await target.read()
     assert (len(status.pods), target.hpa_visible) == (2, True)
     action, actuator = ScaleReplicas(seen=2, to=3, uid=status.uid), DeploymentActuator(api, ref)
@@ -125,6 +127,7 @@ async def test_the_roles_let_read_and_only_live_lets_write(fake: FakeApi, live: 
             await actuator.apply(action)
         assert caught.value.reason == "forbidden"
     assert (await target.read()).current_replicas == (3 if live else 2)
+    await target.close()
     await api.close()
 
 

@@ -17,6 +17,7 @@ from structlog.typing import EventDict, FilteringBoundLogger
 
 from autoscaler.actuators.dry_run import DryRunActuator
 from autoscaler.cli.wiring import Watchers, live_parts
+from autoscaler.clock import SystemClock
 from autoscaler.core.policy import (
     Policy,
     PrometheusServer,
@@ -33,6 +34,7 @@ from autoscaler.loop import RELOAD_EVERY_S, Parts, Supervisor, act, control, ste
 from autoscaler.observe import observe
 from autoscaler.ports import Actuator
 from autoscaler.sim.serve import PageServer
+from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.telemetry import Telemetry
 from autoscaler.web.server import Health
@@ -749,13 +751,14 @@ async def test_c141_two_thousand_ticks_open_nothing_new(monkeypatch: pytest.Monk
         logger: FilteringBoundLogger = structlog.wrap_logger(structlog.ReturnLogger(), processors=[drop])
         telemetry = Telemetry(CollectorRegistry(), logger)
         watchers = Watchers(telemetry, Health(clock), reports=(footprint,))
+        caches = ClusterCaches(client, SystemClock())
         supervisor = Supervisor(
-            {policy.name: policy}, lambda one: live_parts(one, client, clock, dry_run=False), clock, watchers
+            {policy.name: policy}, lambda one: live_parts(one, caches, clock, dry_run=False), clock, watchers
         )
         await supervisor.run(stop)
         await client.close()
         await pages.close()
-        assert api.connections <= 2
+        assert api.connections <= 8  # each of four kinds has its stream
     assert watchers.failures == {}
     assert footprint.gaps == set()
     assert len({count for count, _ in footprint.measured}) == 1

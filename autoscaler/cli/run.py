@@ -19,6 +19,7 @@ from autoscaler.core.policy import Policy
 from autoscaler.loop import Parts, Supervisor
 from autoscaler.policy_file import Loaded, load_policies, parse_bool
 from autoscaler.ports import Report
+from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.telemetry import Telemetry, configure_logging, redact
 from autoscaler.web.server import Health, serve
@@ -115,7 +116,7 @@ async def _run(
             stack.push_async_callback(api.close)
             return api
 
-        api = await connect()
+        caches = ClusterCaches(await connect(), clock)
         recorder = None
         if record is not None:
             recorder, file = open_recorder(record, clock.now())
@@ -130,7 +131,7 @@ async def _run(
         watchers = Watchers(telemetry, health, recorder, dry_run=dry_run, reports=reports)
 
         def build(policy: Policy) -> Parts:
-            parts = live_parts(policy, api, clock, dry_run=dry_run)
+            parts = live_parts(policy, caches, clock, dry_run=dry_run)
             first_ticks.built(policy, parts)
             if events is not None:
                 events.watch(policy, live=not policy.dry_run)

@@ -18,8 +18,8 @@ from autoscaler.errors import Problem
 from autoscaler.loop import Parts
 from autoscaler.policy_file import policy_to_plain
 from autoscaler.ports import Clock, Report, Source
+from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import DeploymentTarget
-from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.telemetry import Telemetry
 from autoscaler.telemetry.logs import HIDDEN
 from autoscaler.trace import Recorder
@@ -30,13 +30,13 @@ SCRAPE_EVERY_S = 0.005
 MAX_SPREAD_SHARE = 0.5
 
 
-def live_parts(policy: Policy, api: KubernetesApi, clock: Clock, *, dry_run: bool) -> Parts:
-    """Return the parts of a policy on a cluster."""
+def live_parts(policy: Policy, caches: ClusterCaches, clock: Clock, *, dry_run: bool) -> Parts:
+    """Return the parts of a policy on a cluster; policies share what is watched of it."""
     mode = "dry-run" if dry_run or policy.dry_run else "live"
     return Parts(
-        target=DeploymentTarget(api, policy.target),
+        target=DeploymentTarget(caches, policy.target),
         sources=live_sources(policy, clock),
-        actuator=ACTUATORS[mode](api, policy.target),
+        actuator=ACTUATORS[mode](caches.api, policy.target),
     )
 
 
@@ -170,7 +170,7 @@ class _Troubled(Protocol):
 
 
 @runtime_checkable
-class _Reporting(Protocol):
+class Reporting(Protocol):
     """A source that can say how what it reads names the target's pods."""
 
     def report(self, target: TargetStatus) -> object:
@@ -203,7 +203,7 @@ class FirstTicks:
                 "hpas_not_visible", detail="another autoscaler of this target would not be noticed: see the Role"
             )
         for source in parts.sources:
-            if isinstance(source, _Reporting):
+            if isinstance(source, Reporting):
                 log.info("attribution", source=source.name, detail=str(source.report(target)))
 
 

@@ -3,13 +3,15 @@
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import yaml
+from aiohttp.http import HttpProcessingError
 
 from autoscaler import __version__
 from autoscaler.errors import TargetError
@@ -30,6 +32,7 @@ REASONS = {
     403: "forbidden",
     404: "target_not_found",
     409: "conflict",
+    410: "expired",
     422: "invalid",
     429: "throttled",
 }
@@ -38,6 +41,8 @@ MAX_RETRY_AFTER_S = 300.0
 BACKOFF_S = 5.0
 MAX_BACKOFF_S = 60.0
 LOGIN_TIMEOUT_S = 30.0
+WATCH_GRACE_S = 5.0
+"""How much longer than it was asked to a server may keep a watch open without a client calling it silent."""
 DETAIL_LENGTH = 200
 
 
@@ -65,9 +70,11 @@ class KubernetesApi:
     ) -> None:
         from kubernetes_asyncio.client import ApiClient
 
+        configuration.connection_pool_maxsize = 0  # no limit: each watch holds a connection all the time
         self._client = ApiClient(configuration)
         self._client.user_agent = f"vllm-autoscaler/{__version__}"
         self._configuration = configuration
+        self._writes: dict[str, int] = {}
         self._clock = clock
         self._token_file = token_file
         self._renew = renew
@@ -125,45 +132,95 @@ class KubernetesApi:
         Raises TargetError; its reason may also be `conflict` or `invalid` where the request writes. After `unreachable`
         and `bad_body` a write may have taken effect.
         """
-        left_s = self._paused_until - self._clock.now()
-        if left_s > 0:
-            raise TargetError(self._paused_for, f"no request for another {left_s:.1f} s", retry_after_s=left_s)
-        status, wish, raw = await self._send(method, path, query or {}, body, content_type)
-        if status == 401:
-            await self._login()
-            status, wish, raw = await self._send(method, path, query or {}, body, content_type)
-        if status != 401:
-            self._refusals = 0
-        if 200 <= status < 300:
-            return _object(raw)
-        raise self._refusal(f"{method} {path}", status, wish, raw)
+        what = f"{method} {path}"
+        try:
+            async with self._answer(method, path, query or {}, self._timeout_s, body, content_type) as response:
+                with _reachable(what, self._timeout_s):
+                    raw = await response.read()
+        finally:
+            self._count_write(method, path)
+        return _object(raw)
+
+    @asynccontextmanager
+    async def watch(self, path: str, version: str, seconds: int) -> AsyncIterator[AsyncGenerator[Json]]:
+        """Yield what happens to the list at the path after a version, once the server has agreed to tell it.
+
+        The events are objects with `type` and `object`, bookmarks included; they end when the server ends the stream,
+        which is asked of it after so many seconds. Raises TargetError, while opening as `request` does, and while
+        reading: `expired` when the version is too old, `unreachable` when the stream is cut or goes on in silence,
+        `bad_body` for a line that is no event.
+        """
+        query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
+        query["timeoutSeconds"] = str(seconds)
+        limit_s = seconds + WATCH_GRACE_S
+        async with (
+            self._answer("GET", path, query, limit_s) as response,
+            aclosing(_events(response, f"watch of {path}", limit_s)) as events,
+        ):
+            yield events
+
+    def writes(self, path: str) -> int:
+        """Return a number that changes with every write to the object at the path, or to a subresource of it.
+
+        Counted from the first call for that path, at the end of the write, whatever its answer.
+        """
+        return self._writes.setdefault(path, 0)
 
     async def close(self) -> None:
         """Release the connections; more than once is allowed."""
         await self._client.close()
 
+    @asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        limit_s: float,
+        body: object = None,
+        content_type: str = "application/json",
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield a good answer, whose body is still to be read; it has `limit_s` in all. Raises TargetError."""
+        left_s = self._paused_until - self._clock.now()
+        if left_s > 0:
+            raise TargetError(self._paused_for, f"no request for another {left_s:.1f} s", retry_after_s=left_s)
+        response = await self._send(method, path, query, limit_s, body, content_type)
+        if response.status == 401:
+            response.release()
+            await self._login()
+            response = await self._send(method, path, query, limit_s, body, content_type)
+        async with response:
+            if response.status != 401:
+                self._refusals = 0
+            if not 200 <= response.status < 300:
+                with _reachable(f"{method} {path}", self._timeout_s):
+                    raw = await response.read()
+                raise self._refusal(f"{method} {path}", response.status, response.headers.get("Retry-After"), raw)
+            yield response
+
     async def _send(
-        self, method: str, path: str, query: Mapping[str, str], body: object, content_type: str
-    ) -> tuple[int, str | None, bytes]:
-        """Return status, Retry-After and body of one request."""
+        self, method: str, path: str, query: Mapping[str, str], limit_s: float, body: object, content_type: str
+    ) -> aiohttp.ClientResponse:
+        """Return the answer to one request as soon as its headers are there. Raises TargetError."""
         self._read_token()
-        try:
-            response: aiohttp.ClientResponse = await self._client.call_api(
-                path,
-                method,
-                query_params=list(query.items()),
-                header_params={"Accept": "application/json", "Content-Type": content_type},
-                body=body,
-                auth_settings=["BearerToken"],
-                _preload_content=False,
-                _request_timeout=self._timeout_s,
-            )
-            async with response:
-                return response.status, response.headers.get("Retry-After"), await response.read()
-        except TimeoutError as error:
-            raise TargetError("unreachable", f"{method} {path}: no answer within {self._timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise TargetError("unreachable", _detail(f"{method} {path}: {error or type(error).__name__}")) from error
+        with _reachable(f"{method} {path}", self._timeout_s):
+            async with asyncio.timeout(self._timeout_s):
+                response: aiohttp.ClientResponse = await self._client.call_api(
+                    path,
+                    method,
+                    query_params=list(query.items()),
+                    header_params={"Accept": "application/json", "Content-Type": content_type},
+                    body=body,
+                    auth_settings=["BearerToken"],
+                    _preload_content=False,
+                    _request_timeout=aiohttp.ClientTimeout(total=limit_s),
+                )
+        return response
+
+    def _count_write(self, method: str, path: str) -> None:
+        if method != "GET":
+            for known in self._writes:
+                self._writes[known] += path == known or path.startswith(f"{known}/")
 
     def _read_token(self) -> None:
         """Take up the token file's content. Raises TargetError when there is no token in it."""
@@ -268,6 +325,41 @@ def _is_named(content: Json, kind: str) -> bool:
     return isinstance(entries, list) and all(
         isinstance(entry, dict) and "name" in entry and isinstance(entry.get(kind) or {}, dict) for entry in entries
     )
+
+
+@contextmanager
+def _reachable(what: str, limit_s: float) -> Iterator[None]:
+    """Raise TargetError for what goes wrong between the server and us while the block runs."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise TargetError("unreachable", f"{what}: no answer within {limit_s:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise TargetError("unreachable", _detail(f"{what}: {error or type(error).__name__}")) from error
+
+
+async def _events(response: aiohttp.ClientResponse, what: str, limit_s: float) -> AsyncGenerator[Json]:
+    """Yield a watch's events until the server ends it. Raises TargetError for one that says an error, or for none."""
+    while True:
+        try:
+            with _reachable(what, limit_s):
+                line = await response.content.readline()
+        except (ValueError, HttpProcessingError) as error:
+            raise TargetError("bad_body", f"{what}: a line that is too long") from error
+        if not line:
+            return
+        event = _object(line)
+        if event.get("type") == "ERROR":
+            raise _stream_error(event.get("object"))
+        yield event
+
+
+def _stream_error(status: object) -> TargetError:
+    """Return the error that a stream ends with: an HTTP status that came too late to be one."""
+    content = status if isinstance(status, dict) else {}
+    code = content.get("code")
+    reason = REASONS.get(code, "bad_body" if code < 500 else "unreachable") if isinstance(code, int) else "bad_body"
+    return TargetError(reason, _detail(f"watch: {code} {content.get('message', '')}".rstrip()))
 
 
 def _object(raw: bytes) -> Json:

@@ -39,7 +39,8 @@ from tests.fake_api import Fault
 from tests.fake_ports import ManualClock, WorldSource, WorldTarget
 
 ENTRY = (sys.executable, "-c", "from autoscaler.cli import main; main()", "run")
-READING = {"get deployments", "list replicasets", "list pods", "list horizontalpodautoscalers"}
+WATCHED = ("deployments", "replicasets", "pods", "horizontalpodautoscalers")
+READING = {f"{verb} {kind}" for verb in ("list", "watch") for kind in WATCHED}
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,7 @@ def test_a_target_that_does_not_exist_is_said_and_a_changed_file_is_taken_up(wor
 
 
 def test_sigterm_ends_it_while_the_api_server_hangs(world: Cluster) -> None:
-    world.api.faults["get deployments"] = [Fault(hang=True)] * 9
+    world.api.faults["list deployments"] = [Fault(hang=True)] * 9
     with Daemon(world, str(world.policy()), "--dry-run") as daemon:
         daemon.until("tick_failed")
         assert daemon.end(signal.SIGTERM) == 0
@@ -240,7 +241,7 @@ def test_c152_live_writes_what_a_dry_run_only_says(
     assert (decision["action"], decision["desired_replicas"], decision["outcome"]) == ("scale_up", 4, outcome)
     assert world.api.deployment is not None
     assert world.api.deployment["spec"]["replicas"] == replicas
-    writes = [request.resource for request in world.api.requests if request.verb not in ("get", "list")]
+    writes = [request.resource for request in world.api.requests if request.verb not in ("get", "list", "watch")]
     assert writes == (["deployments/scale", "events"] if outcome == "applied" else [])
 
 
@@ -261,8 +262,7 @@ def test_once_fails_for_a_target_that_cannot_be_read_and_ticks_the_others(
     assert invoke(world, str(world.folder / "policies"), "--dry-run") == 1
     out, err = capsys.readouterr()
     assert [line["policy"] for line in events(out, "decision")] == ["chat"]
-    assert err.startswith("error: policy ghost: target_not_found: GET ")
-    assert 'deployments.apps "ghost" not found' in err
+    assert err.startswith('error: policy ghost: target_not_found: deployments.apps "ghost" not found')
     assert len(err.splitlines()) == 1
 
 

@@ -1,19 +1,23 @@
 """The Deployment as target: what the API's objects say of it, and reading them from a fake API server."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autoscaler.actuators.deployment import DeploymentActuator
+from autoscaler.clock import SystemClock
 from autoscaler.core.policy import TargetRef
-from autoscaler.core.types import Pod, PodPhase, TargetStatus
-from autoscaler.errors import TargetError
-from autoscaler.sources.deployment import RIGHTS, DeploymentTarget, label_selector, pod_of, target_status
+from autoscaler.core.types import Outcome, Pod, PodPhase, ScaleReplicas, TargetStatus
+from autoscaler.errors import ActuationError, TargetError
+from autoscaler.sources.cluster import RIGHTS, ClusterCaches, Pace
+from autoscaler.sources.deployment import DeploymentTarget, pod_of, target_status
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from tests.fake_api import (
     FakeApi,
-    FakeClock,
     Fault,
     Json,
     deployment,
@@ -21,10 +25,10 @@ from tests.fake_api import (
     pending_pod,
     pod,
     replica_set,
-    selects,
 )
 
 REF = TargetRef(deployment="chat", namespace="serving")
+QUICK = Pace(watch_s=1, relist_s=0.05, backoff_s=0.05, max_backoff_s=0.2, hidden_s=0.2)
 WAITS_CRASHED: Json = {"waiting": {"reason": "CrashLoopBackOff"}}
 OOM: Json = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
 FAILED: Json = {"terminated": {"reason": "Error", "exitCode": 1}}
@@ -307,31 +311,6 @@ def test_an_odd_pod_breaks_nothing(item: Json) -> None:
     assert (member.phase, member.ready, member.ready_at, member.created_at) == (PodPhase.UNKNOWN, False, None, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("selector", "text"),
-    [
-        pytest.param({"matchLabels": {"app": "chat", "tier": "gpu"}}, "app=chat,tier=gpu", id="labels"),
-        pytest.param(
-            {
-                "matchLabels": {"app": "chat"},
-                "matchExpressions": [
-                    {"key": "tier", "operator": "In", "values": ["a", "b"]},
-                    {"key": "zone", "operator": "NotIn", "values": ["z"]},
-                    {"key": "tested", "operator": "Exists"},
-                    {"key": "canary", "operator": "DoesNotExist"},
-                ],
-            },
-            "app=chat,tier in (a,b),zone notin (z),tested,!canary",
-            id="expressions",
-        ),
-        pytest.param({}, "", id="empty"),
-    ],
-)
-def test_label_selector(selector: Json, text: str) -> None:
-    assert label_selector(selector) == text
-    assert selects(text, {"metadata": {"labels": {"app": "chat", "tier": "gpu", "tested": ""}}}) is ("in" not in text)
-
-
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeApi]:
     async with FakeApi(rights=RIGHTS).serve() as server:
@@ -341,40 +320,93 @@ async def fake() -> AsyncIterator[FakeApi]:
 @pytest.fixture
 async def api(fake: FakeApi, tmp_path: Path) -> AsyncIterator[KubernetesApi]:
     path = fake.write_kubeconfig(tmp_path / "config")
-    api = await KubernetesApi.connect(FakeClock(), kubeconfig=str(path), timeout_s=5.0)
+    api = await KubernetesApi.connect(SystemClock(), kubeconfig=str(path), timeout_s=5.0)
     yield api
     await api.close()
 
 
-async def test_reading_takes_four_requests_and_the_declared_rights(fake: FakeApi, api: KubernetesApi) -> None:
-    stranger = pod("stranger")
-    stranger["metadata"]["labels"]["app"] = "other"
-    fake.pods = [pod("a"), pod("b"), stranger]
+@asynccontextmanager
+async def reading(api: KubernetesApi, ref: TargetRef = REF, pace: Pace = QUICK) -> AsyncIterator[DeploymentTarget]:
+    """Return a target while the block runs."""
+    target = DeploymentTarget(ClusterCaches(api, SystemClock(), pace), ref)
+    try:
+        yield target
+    finally:
+        await target.close()
+
+
+async def until(target: DeploymentTarget, true: Callable[[TargetStatus], bool]) -> TargetStatus:
+    """Return the status once something is true of it; while it cannot be read it is read again."""
+    async with asyncio.timeout(20.0):
+        while True:
+            with suppress(TargetError):
+                status = await target.read()
+                if true(status):
+                    return status
+            await asyncio.sleep(0.01)
+
+
+async def test_reading_takes_one_list_of_each_kind_and_the_declared_rights(fake: FakeApi, api: KubernetesApi) -> None:
+    fake.pods = [pod("a"), pod("b"), pod("stranger", owner="other-1")]
     fake.hpas = [hpa("keda-hpa-chat")]
-    target = DeploymentTarget(api, REF)
-    status = await target.read()
-    await target.close()
-    assert [member.name for member in status.pods] == ["a", "b"]
-    assert status.other_owner == "HorizontalPodAutoscaler/keda-hpa-chat"
-    assert target.hpa_visible
+    async with reading(api, pace=Pace()) as target:
+        first = await target.read()
+        assert all([await target.read() is first for _ in range(100)])
+        assert target.hpa_visible
+    assert [member.name for member in first.pods] == ["a", "b"]
+    assert first.other_owner == "HorizontalPodAutoscaler/keda-hpa-chat"
     assert {request.right for request in fake.requests} == RIGHTS
-    assert len(fake.requests) == 4
-    assert [request.query for request in fake.requests[1:3]] == [{"labelSelector": "app=chat"}] * 2
+    assert len(fake.requests) == len(RIGHTS) == 8
+
+
+async def test_what_changes_is_read_without_a_request(fake: FakeApi, api: KubernetesApi) -> None:
+    assert fake.deployment is not None
+    fake.pods = [pod("a")]
+    async with reading(api, pace=Pace()) as target:
+        await target.read()
+        fake.requests.clear()
+        fake.pods.append(pod("b"))
+        await until(target, lambda status: [member.name for member in status.pods] == ["a", "b"])
+        fake.pods[0] = pod("a", ready=False)
+        await until(target, lambda status: [member.ready for member in status.pods] == [False, True])
+        del fake.pods[0]
+        await until(target, lambda status: [member.name for member in status.pods] == ["b"])
+        fake.deployment["spec"]["replicas"] = 5
+        await until(target, lambda status: status.current_replicas == 5)
+        fake.replica_sets[0] = replica_set("chat-1", owner="another")
+        await until(target, lambda status: status.pods == ())
+        fake.hpas = [hpa("h")]
+        await until(target, lambda status: status.other_owner == "HorizontalPodAutoscaler/h")
+    assert fake.requests == []
+
+
+async def test_c143_no_address_of_a_deleted_pod(fake: FakeApi, api: KubernetesApi) -> None:
+    fake.pods = [pod("a", podIP="10.0.0.1"), pod("b", podIP="10.0.0.2")]
+    async with reading(api) as target:
+        assert [member.ip for member in (await target.read()).pods] == ["10.0.0.1", "10.0.0.2"]
+        fake.pods = [pod("b", podIP="10.0.0.2"), pod("stranger", owner="other-1", podIP="10.0.0.1")]
+        status = await until(target, lambda status: len(status.pods) == 1)
+        assert [(member.name, member.ip) for member in status.pods] == [("b", "10.0.0.2")]
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("request_name", "fault"),
     [
-        pytest.param(Fault(status=403, body={"kind": "Status", "message": "forbidden"}), id="right is missing"),
-        pytest.param(Fault(status=404, body="404 page not found"), id="no autoscaling v2"),
+        pytest.param("list", Fault(status=403, body={"kind": "Status", "message": "forbidden"}), id="no right to list"),
+        pytest.param("watch", Fault(status=403), id="no right to watch"),
+        pytest.param("list", Fault(status=404, body="404 page not found"), id="no autoscaling v2"),
     ],
 )
-async def test_invisible_hpas_are_told_and_tolerated(fake: FakeApi, api: KubernetesApi, fault: Fault) -> None:
-    fake.faults = {"list horizontalpodautoscalers": [fault]}
-    target = DeploymentTarget(api, REF)
-    seen = [target.hpa_visible]
-    for _ in range(2):
+async def test_invisible_hpas_are_told_and_tolerated(
+    fake: FakeApi, api: KubernetesApi, request_name: str, fault: Fault
+) -> None:
+    fake.hpas = [hpa("h")]
+    fake.faults = {f"{request_name} horizontalpodautoscalers": [fault]}
+    async with reading(api) as target:
+        seen = [target.hpa_visible]
         assert (await target.read()).other_owner == ""
+        seen.append(target.hpa_visible)
+        await until(target, lambda status: status.other_owner != "")
         seen.append(target.hpa_visible)
     assert seen == [None, False, True]
 
@@ -382,27 +414,98 @@ async def test_invisible_hpas_are_told_and_tolerated(fake: FakeApi, api: Kuberne
 @pytest.mark.parametrize(
     ("request_name", "fault", "reason"),
     [
-        pytest.param("get deployments", Fault(status=403), "forbidden", id="forbidden"),
+        pytest.param("list deployments", Fault(status=403), "forbidden", id="forbidden"),
         pytest.param("list pods", Fault(status=403), "forbidden", id="pods forbidden"),
+        pytest.param("watch pods", Fault(status=403), "forbidden", id="watching pods forbidden"),
         pytest.param("list pods", Fault(status=200, body={"kind": "PodList", "items": {}}), "bad_body", id="no list"),
-        pytest.param("get deployments", Fault(status=200, body={"kind": "Status"}), "bad_body", id="no Deployment"),
+        pytest.param("list pods", Fault(status=200, body={"items": []}), "bad_body", id="a list without a version"),
+        pytest.param("list pods", Fault(status=410), "unreachable", id="forgotten while listing"),
         pytest.param("list replicasets", Fault(status=503), "unreachable", id="no server behind the proxy"),
         pytest.param("list horizontalpodautoscalers", Fault(status=500), "unreachable", id="HPAs unknown"),
+        pytest.param("list deployments", Fault(status=401), "unauthorized", id="c094 not logged in"),
     ],
 )
 async def test_a_target_that_cannot_be_read(
     fake: FakeApi, api: KubernetesApi, request_name: str, fault: Fault, reason: str
 ) -> None:
-    fake.faults = {request_name: [fault]}
-    target = DeploymentTarget(api, REF)
-    with pytest.raises(TargetError) as caught:
-        await target.read()
-    assert caught.value.reason == reason
-    assert (await target.read()).current_replicas == 2
+    fake.faults = {request_name: [fault, fault]}
+    async with reading(api) as target:
+        with pytest.raises(TargetError) as caught:
+            await target.read()
+        assert caught.value.reason == reason
+        assert (await until(target, lambda _: True)).current_replicas == 2
 
 
 async def test_a_target_that_does_not_exist(fake: FakeApi, api: KubernetesApi) -> None:
+    async with reading(api, TargetRef(deployment="chta", namespace="serving")) as target:
+        with pytest.raises(TargetError) as caught:
+            await target.read()
+    assert (caught.value.reason, caught.value.detail) == ("target_not_found", 'deployments.apps "chta" not found')
+
+
+# --- after a write --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def stuck(fake: FakeApi, api: KubernetesApi) -> AsyncIterator[DeploymentTarget]:
+    """Return a target whose stream of Deployments tells nothing."""
+    fake.rights = None
+    fake.faults = {"watch deployments": [Fault(silent=True)]}
+    async with reading(api, pace=Pace()) as target:
+        assert (await target.read()).current_replicas == 2
+        fake.requests.clear()
+        yield target
+
+
+async def test_a_write_of_ours_is_read_at_once_and_once(
+    fake: FakeApi, api: KubernetesApi, stuck: DeploymentTarget
+) -> None:
+    assert await DeploymentActuator(api, REF).apply(ScaleReplicas(seen=2, to=3)) is Outcome.APPLIED
+    assert [(await stuck.read()).current_replicas for _ in range(3)] == [3, 3, 3]
+    assert fake.verbs() == ["patch deployments/scale", "list deployments"]
+    assert fake.requests[-1].query == {"fieldSelector": "metadata.name=chat"}
+
+
+async def test_c090_after_a_conflict_the_other_writers_number_is_read(
+    fake: FakeApi, api: KubernetesApi, stuck: DeploymentTarget
+) -> None:
+    assert fake.deployment is not None
+    fake.deployment["spec"]["replicas"] = 7
+    assert (await stuck.read()).current_replicas == 2
+    with pytest.raises(ActuationError) as caught:
+        await DeploymentActuator(api, REF).apply(ScaleReplicas(seen=2, to=3))
+    assert caught.value.reason == "conflict"
+    assert (await stuck.read()).current_replicas == 7
+
+
+async def test_after_a_write_an_old_view_is_not_decided_on(
+    fake: FakeApi, api: KubernetesApi, stuck: DeploymentTarget
+) -> None:
+    await DeploymentActuator(api, REF).apply(ScaleReplicas(seen=2, to=3))
+    fake.faults = {"list deployments": [Fault(status=503)] * 2}
+    for _ in range(2):
+        with pytest.raises(TargetError) as caught:
+            await stuck.read()
+        assert caught.value.reason == "unreachable"
+    assert (await stuck.read()).current_replicas == 3
+
+
+async def test_after_a_write_a_deployment_that_has_gone_is_not_found(
+    fake: FakeApi, api: KubernetesApi, stuck: DeploymentTarget
+) -> None:
+    fake.deployment = None
+    with pytest.raises(ActuationError):
+        await DeploymentActuator(api, REF).apply(ScaleReplicas(seen=2, to=3))
     with pytest.raises(TargetError) as caught:
-        await DeploymentTarget(api, TargetRef(deployment="chta", namespace="serving")).read()
+        await stuck.read()
     assert caught.value.reason == "target_not_found"
-    assert 'deployments.apps "chta" not found' in caught.value.detail
+
+
+async def test_a_reloaded_policy_reads_what_the_last_one_wrote(
+    fake: FakeApi, api: KubernetesApi, stuck: DeploymentTarget
+) -> None:
+    await DeploymentActuator(api, REF).apply(ScaleReplicas(seen=2, to=3))
+    successor = DeploymentTarget(stuck._caches, REF)
+    assert (await successor.read()).current_replicas == 3
+    await successor.close()
+    assert (await stuck.read()).current_replicas == 3

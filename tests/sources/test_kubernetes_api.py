@@ -1,6 +1,7 @@
 """The API client: how it finds its server, logs in, waits when told to, and names what went wrong."""
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,15 +11,13 @@ import pytest
 import yaml
 from kubernetes_asyncio.client import Configuration
 
-from autoscaler.core.policy import TargetRef
 from autoscaler.errors import TargetError
-from autoscaler.sources.deployment import DeploymentTarget
+from autoscaler.sources import kubernetes_api
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from tests.fake_api import FakeApi, FakeClock, Fault, Json, pod
 
 DEPLOYMENT = "/apis/apps/v1/namespaces/serving/deployments/chat"
 PODS = "/api/v1/namespaces/serving/pods"
-REF = TargetRef(deployment="chat", namespace="serving")
 
 
 @pytest.fixture
@@ -189,7 +188,9 @@ async def test_a_token_file_without_a_token(
     await api.close()
 
 
-async def test_c141_one_client_for_all_ticks(fake: FakeApi, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_c141_one_client_for_all_requests(
+    fake: FakeApi, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     contexts: list[ssl.SSLContext] = []
     make: Callable[..., ssl.SSLContext] = ssl.create_default_context
 
@@ -199,14 +200,12 @@ async def test_c141_one_client_for_all_ticks(fake: FakeApi, clock: FakeClock, mo
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
     api = KubernetesApi(Configuration(host=fake.url), clock, timeout_s=5.0)
-    fake.pods = [pod("a")]
-    target = DeploymentTarget(api, REF)
-    await target.read()
+    await api.request("GET", PODS)
     connections = fake.connections
     for _ in range(1_999):
-        await target.read()
+        await api.request("GET", PODS)
     await api.close()
-    assert len(fake.requests) == 4 * 2_000
+    assert len(fake.requests) == 2_000
     assert fake.connections == connections == 1
     assert len(contexts) == 1
 
@@ -348,3 +347,115 @@ async def test_a_pod_finds_its_server_by_its_service_account(clock: FakeClock, t
     assert error.reason == "unreachable"
     assert "::1" in error.detail
     await api.close()
+
+
+# --- watching -------------------------------------------------------------------------------------------------------
+
+
+def line(kind: str, item: object) -> str:
+    """Return one line of a watch."""
+    return json.dumps({"type": kind, "object": item}) + "\n"
+
+
+ADDED = line("ADDED", {"metadata": {"name": "a", "resourceVersion": "7"}})
+GONE = {"kind": "Status", "code": 410, "reason": "Expired", "metadata": {}}
+
+
+async def told(api: KubernetesApi, seconds: int = 1) -> list[str]:
+    """Return the types of what a watch tells until its end."""
+    async with api.watch(PODS, "5", seconds) as events:
+        return [str(one["type"]) async for one in events]
+
+
+async def test_a_watch_tells_what_happens_and_ends_with_a_bookmark(fake: FakeApi, api: KubernetesApi) -> None:
+    fake.pods = [pod("a")]
+    assert await told(api) == ["ADDED", "BOOKMARK"]
+    (request,) = fake.requests
+    assert (request.verb, request.resource) == ("watch", "pods")
+    assert request.query == {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": "5",
+        "timeoutSeconds": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param(Fault(status=410, body=GONE), "expired", id="c096 as a status"),
+        pytest.param(Fault(status=200, body=ADDED + line("ERROR", GONE)), "expired", id="c096 in the stream"),
+        pytest.param(Fault(status=200, body=line("ERROR", {"code": 500})), "unreachable", id="an error of the server"),
+        pytest.param(Fault(status=200, body=line("ERROR", {"code": "x"})), "bad_body", id="an odd error"),
+        pytest.param(Fault(status=200, body=line("ERROR", None)), "bad_body", id="an empty error"),
+        pytest.param(Fault(status=200, body=ADDED + "<html>\n"), "bad_body", id="a proxy's page"),
+        pytest.param(Fault(status=200, body=ADDED + "[]\n"), "bad_body", id="not an object"),
+        pytest.param(Fault(status=200, body=ADDED + ADDED[:20]), "bad_body", id="half a line"),
+        pytest.param(Fault(status=200, body="x" * 2**23), "bad_body", id="a line without an end"),
+        pytest.param(Fault(cut=True), "unreachable", id="cut at once"),
+        pytest.param(Fault(cut=True, body=ADDED + ADDED[:20]), "unreachable", id="cut in a line"),
+        pytest.param(Fault(status=403), "forbidden", id="no right"),
+        pytest.param(Fault(status=429), "throttled", id="too many requests"),
+    ],
+)
+async def test_how_a_watch_ends_badly(fake: FakeApi, api: KubernetesApi, fault: Fault, reason: str) -> None:
+    fake.faults = {"watch pods": [fault]}
+    with pytest.raises(TargetError) as caught:
+        await told(api)
+    assert caught.value.reason == reason
+
+
+async def test_a_watch_that_goes_on_in_silence(
+    fake: FakeApi, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "WATCH_GRACE_S", 0.1)
+    fake.faults = {"watch pods": [Fault(silent=True, body=ADDED)]}
+    with pytest.raises(TargetError, match=r"watch of .*pods: no answer within 1.1 s") as caught:
+        await told(api)
+    assert caught.value.reason == "unreachable"
+
+
+async def test_a_watch_that_is_not_opened_is_not_waited_for(fake: FakeApi, clock: FakeClock) -> None:
+    fake.faults = {"watch pods": [Fault(hang=True)]}
+    api = KubernetesApi(Configuration(host=fake.url), clock, timeout_s=0.2)
+    with pytest.raises(TargetError, match=r"no answer within 0.2 s"):
+        await told(api, 600)
+    await api.close()
+
+
+async def test_c094_a_watch_is_opened_with_the_token_of_now(fake: FakeApi, clock: FakeClock, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    fake.tokens = {"new"}
+    api = KubernetesApi(Configuration(host=fake.url), clock, token_file=token, timeout_s=5.0)
+    with pytest.raises(TargetError) as caught:
+        await told(api)
+    assert (caught.value.reason, caught.value.retry_after_s) == ("unauthorized", 5.0)
+    token.write_text("new")
+    clock.at += 5.0
+    assert await told(api) == ["BOOKMARK"]
+    await api.close()
+    assert [request.token for request in fake.requests] == ["old", "old", "new"]
+
+
+async def test_a_mistake_of_whoever_listens_is_no_error_of_the_server(fake: FakeApi, api: KubernetesApi) -> None:
+    async def stumble() -> None:
+        async with api.watch(PODS, "5", 60) as events:
+            async for _ in events:
+                raise ValueError("mine")
+
+    fake.pods = [pod("a")]
+    with pytest.raises(ValueError, match="mine"):
+        await stumble()
+    assert (await api.request("GET", PODS))["items"]
+
+
+async def test_writes_are_counted_for_those_who_ask(fake: FakeApi, api: KubernetesApi) -> None:
+    assert api.writes(DEPLOYMENT) == 0
+    await api.request("GET", DEPLOYMENT)
+    assert api.writes(DEPLOYMENT) == 0
+    for path in (f"{DEPLOYMENT}/scale", f"{DEPLOYMENT}-2/scale", PODS):
+        with pytest.raises(TargetError):
+            await api.request("PATCH", path, body=[{"op": "test", "path": "/nothing", "value": 1}])
+    assert api.writes(DEPLOYMENT) == 1
+    assert api.writes(f"{DEPLOYMENT}-2") == 0

@@ -1,0 +1,47 @@
+"""The API's objects as they come: JSON of which nothing is certain but what was looked at."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autoscaler.errors import TargetError
+
+Json = Mapping[str, Any]
+
+
+def as_object(value: object) -> Json:
+    """Return an object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_objects(value: object) -> Sequence[Json]:
+    """Return a list's objects; none for anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else ()
+
+
+def only(value: object, keys: Sequence[str]) -> dict[str, Any]:
+    """Return an object with these keys and no others."""
+    item = as_object(value)
+    return {key: item[key] for key in keys if key in item}
+
+
+def metadata_of(item: Json) -> Json:
+    """Return an object's metadata."""
+    return as_object(item.get("metadata"))
+
+
+def name_of(item: Json) -> str:
+    """Return an object's name; "" where it has none."""
+    return str(metadata_of(item).get("name", ""))
+
+
+def uid_of(item: Json) -> str:
+    """Return an object's uid; "" where it has none."""
+    return str(metadata_of(item).get("uid", ""))
+
+
+def items_of(answer: Json) -> Sequence[Json]:
+    """Return a list's items. Raises TargetError for an answer that is no list: no pods and no answer differ."""
+    items = answer.get("items", ())
+    if not isinstance(items, list):
+        raise TargetError("bad_body", "the API server's answer is not a list")
+    return as_objects(items)
