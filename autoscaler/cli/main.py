@@ -10,7 +10,7 @@ import click
 from autoscaler import __version__
 from autoscaler.errors import AutoscalerError, PolicyError
 
-COMMANDS = {"run": "run", "replay": "replay", "check": "check", "demo": "demo"}
+COMMANDS = {"run": "run", "replay": "replay", "check": "check", "doctor": "doctor", "demo": "demo"}
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
 
