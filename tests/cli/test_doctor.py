@@ -1,7 +1,10 @@
 """`autoscaler doctor` against a fake cluster: what it says, its exit codes, and that it only asks."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,6 +251,25 @@ def test_for_people_a_line_a_finding_and_what_to_do(world: Cluster, capsys: pyte
     assert "1 problem" in lines[-1]
     assert "\x1b" not in out  # this is no terminal
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "colored"),
+    [pytest.param({}, True, id="terminal"), pytest.param({"NO_COLOR": "1"}, False, id="NO_COLOR")],
+)
+def test_on_a_terminal_it_is_coloured(environ: dict[str, str], colored: bool, world: Cluster) -> None:
+    ours, theirs = os.openpty()
+    words = (sys.executable, "-c", "from autoscaler.cli import main; main()", "doctor", str(world.policy()))
+    process = subprocess.Popen(
+        (*words, "--kubeconfig", "/no/such/file"), env={**os.environ, **environ}, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    assert process.wait() == 1
+    out = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "no kubeconfig at /no/such/file" in out
+    assert ("\x1b[31mproblem" in out) == colored
+    assert ("\x1b" in out) == colored
 
 
 def test_a_bad_policy_ends_it_before_anything_is_asked(world: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
