@@ -261,7 +261,7 @@ class TraceReader:
             content = _decode_json(line.decode())
         except (ValueError, RecursionError) as error:
             raise self._error(f"not JSON: {error}") from error
-        if not isinstance(content, dict) or any(key not in content for key in keys):
+        if not isinstance(content, dict) or not all(map(content.__contains__, keys)):
             raise self._error(f"no line of this format: it must have {', '.join(keys) or 'keys'}")
         return content
 

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter, sub
+from typing import NamedTuple
 
 from autoscaler.core.policy import Policy, StepTime
 from autoscaler.core.types import Demand, GapReason
@@ -22,24 +22,22 @@ MAX_BASE_SHARE = 0.3
 """Floor of 1 - c0 / (share of the ITL SLO): an SLO near the bare step time would ask for endless replicas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemandWindow:
+class DemandWindow(NamedTuple):
     """Demand per bin, oldest first.
 
     Args:
+        latest: the newest bin.
         terms: of ITL, KV and sequences, in this order, one value a bin in replicas; NaN in a bin that too few engines
             covered.
-        latest: the newest bin.
         prompt_per_request: prompt tokens per first token, prefix hits left out; None when too few are known.
     """
 
-    terms: tuple[tuple[float, ...], ...] = ((), (), ())
     latest: Demand
+    terms: tuple[tuple[float, ...], ...] = ((), (), ())
     prompt_per_request: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class Capacity(NamedTuple):
     """What one replica holds: tokens of KV cache (None when unknown) and sequences."""
 
     kv_tokens: float | None
@@ -93,8 +91,7 @@ def _prompt_per_request(old: Sequence[float], new: Sequence[float]) -> float | N
     return max(0.0, prompted - cached) / first_tokens if first_tokens >= MIN_FIRST_TOKENS else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Law:
+class _Law(NamedTuple):
     """The three closed forms with everything filled in but the work.
 
     Args:

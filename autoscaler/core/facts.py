@@ -130,8 +130,7 @@ class Usage(NamedTuple):
     gap: GapReason | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(NamedTuple):
     """One tick's load and supply.
 
     Args:

@@ -12,6 +12,9 @@ NEW_BINS = 4
 MIN_CHANGE = 0.5
 LOWEST_RELATIVE, HIGHEST_RELATIVE = 0.04, 0.30
 Point = tuple[float, float]
+Line = tuple[float, float, float, float]
+"""By least squares: level at the last value, slope a step, its standard error, and the residual deviation. With fewer
+than three values the level is their mean and the slope's error is infinite."""
 
 
 def learned_horizon(prediction: Prediction, starts: Sequence[float], interval_s: float) -> float:
@@ -71,18 +74,6 @@ def _whole(replicas: float) -> int:
     return math.ceil(replicas - 1e-9)
 
 
-class Line(NamedTuple):
-    """A line by least squares: level at the last value, slope a step, its standard error, and the residual deviation.
-
-    With fewer than three values the level is their mean and the slope's error is infinite.
-    """
-
-    level: float
-    slope: float = 0.0
-    slope_error: float = math.inf
-    sd: float = 0.0
-
-
 class _Fit(NamedTuple):
     """Level now, slope a bin, residual deviation, and their regime; if it begins now, the fit without it."""
 
@@ -118,9 +109,10 @@ def _young_fit(values: Sequence[float], regime: Regime) -> _Fit:
 
 def _trend_fit(prediction: Prediction, line: Line, regime: Regime) -> _Fit:
     """Return the fit by least squares, the slope shrunk by two standard errors."""
-    slope = math.copysign(max(0.0, abs(line.slope) - 2.0 * line.slope_error), line.slope)
-    level = max(0.0, line.level)
-    sd = max(line.sd, prediction.min_deviation * level)
+    level, slope, slope_error, sd = line
+    slope = math.copysign(max(0.0, abs(slope) - 2.0 * slope_error), slope)
+    level = max(0.0, level)
+    sd = max(sd, prediction.min_deviation * level)
     relative = min(max(sd / level, LOWEST_RELATIVE), HIGHEST_RELATIVE) if level > 0.0 else regime.relative_sd
     if relative != regime.relative_sd:
         regime = Regime(since=regime.since, relative_sd=relative)
@@ -136,8 +128,9 @@ def _bins_since(prediction: Prediction, at: float, regime: Regime, count: int) -
 
 def _is_change(prediction: Prediction, older: Line, newest: float) -> bool:
     """Tell whether the newest value lies above what the older ones predict, beyond chance."""
-    expected = max(0.0, older.level + older.slope)
-    limit = prediction.change_sigma * max(older.sd, prediction.min_deviation * expected)
+    level, slope, _, sd = older
+    expected = max(0.0, level + slope)
+    limit = prediction.change_sigma * max(sd, prediction.min_deviation * expected)
     return newest - expected > max(limit, MIN_CHANGE)
 
 
@@ -155,19 +148,19 @@ def fitted_lines(values: Sequence[float]) -> tuple[Line, Line]:
         moment += step * off
         squares += off * off
     count, off = len(values), last - first
-    older = _line(first, count - 1, total, moment, squares) if count > 1 else Line(last)
-    return older, _line(first, count, total + off, moment + (count - 1) * off, squares + off * off)
+    line = _line(first, count, total + off, moment + (count - 1) * off, squares + off * off)
+    return _line(first, count - 1, total, moment, squares) if count > 1 else line, line
 
 
 def _line(first: float, count: int, total: float, moment: float, squares: float) -> Line:
     """Return the line through `count` values, by the sums of them, times their steps, and squared, less `first`."""
     mean, middle = total / count, (count - 1) / 2.0
     if count < 3:
-        return Line(first + mean)
+        return first + mean, 0.0, math.inf, 0.0
     spread = count * (count * count - 1) / 12.0
     slope = (moment - middle * total) / spread
     variance = max(0.0, squares - mean * total - slope * slope * spread) / (count - 2)
-    return Line(first + mean + slope * middle, slope, math.sqrt(variance / spread), math.sqrt(variance))
+    return first + mean + slope * middle, slope, math.sqrt(variance / spread), math.sqrt(variance)
 
 
 def error_quantile(prediction: Prediction, ranked: Sequence[float]) -> float:

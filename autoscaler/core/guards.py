@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from autoscaler.core.facts import Facts
 from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
@@ -18,8 +19,7 @@ ENGINES_SOURCE = "vllm"
 URGENT = frozenset({Reason.UP_EMERGENCY, Reason.UP_SATURATION})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(NamedTuple):
     """All that a guard may look at."""
 
     policy: Policy

@@ -79,11 +79,12 @@ def _rows(values: Floats, increase: Increase) -> tuple[Floats, Floats]:
     iterations, generated, itl_sum, prompt, cached = (increase.counters[:, column] for column in LEARNED_FROM)
     elapsed, running = increase.elapsed, values[:, RUNNING]
     resident = values[:, COLUMN["kv_cache_usage"]] * values[:, COLUMN["kv_capacity_tokens"]]
-    prefill = np.maximum(prompt - np.where(np.isnan(cached), 0.0, cached), 0.0)
+    # An engine that does not count its cached tokens computes all of them.
+    prefill = np.maximum(np.fmin(prompt, prompt - cached), 0.0)
     # Each token but a request's first is one observation of ITL: their sum over their count is the mean step.
     busy = (generated > 0.0) & (iterations * itl_sum >= MIN_BUSY * elapsed * generated) & (elapsed > 0.0)
     enough = (increase.was_running >= 2.0) & (running >= 2.0) & (iterations >= MIN_ITERATIONS)
-    usable = busy & enough & np.isfinite(resident) & np.isfinite(prefill)
+    usable = busy & enough & np.isfinite(resident + prefill)
     steps = iterations[usable]
     design = np.empty((len(steps), 4))
     design[:, 0] = 1.0

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -23,8 +22,7 @@ def clip(value: float) -> float:
     return min(1.0, max(0.0, value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Evidence:
+class Evidence(NamedTuple):
     """All that the score reads, besides the snapshot.
 
     Args:
@@ -111,29 +109,20 @@ class Level(NamedTuple):
 
 def memory_guard(gpus: tuple[Gpu, ...], plateaus: Mapping[DeviceKey, float], reserved: float | None) -> float | None:
     """Return the out-of-memory guard HR in [0, 1], the worst device's; None without a device whose memory is known."""
-    levels = [
-        guard_level(
-            gpu.memory_used,
-            gpu.memory_free,
-            _base(gpu, plateaus, reserved),
-        )
-        for gpu in gpus
-        if gpu.memory_used is not None and gpu.memory_free is not None
-    ]
+    levels = []
+    for gpu in gpus:
+        used, free = gpu.memory_used, gpu.memory_free
+        if used is not None and free is not None:
+            # What the engine holds at rest: what it reserves at start, or the lowest use seen.
+            base = plateaus.get((gpu.uuid, gpu.instance, gpu.pod_uid), used)
+            if reserved is not None and gpu.attribution is Attribution.EXCLUSIVE:
+                base = max(base, reserved * (used + free))
+            levels.append(guard_level(used, free, base))
     return max(levels) if levels else None
 
 
-def _base(gpu: Gpu, plateaus: Mapping[DeviceKey, float], reserved: float | None) -> float:
-    """Return what the engine holds at rest [bytes]: what it reserves at start, or the lowest use seen."""
-    used, free = gpu.memory_used or 0.0, gpu.memory_free or 0.0
-    plateau = plateaus.get((gpu.uuid, gpu.instance, gpu.pod_uid), used)
-    if reserved is None or gpu.attribution is not Attribution.EXCLUSIVE:
-        return plateau
-    return max(plateau, reserved * (used + free))
-
-
 def guard_level(used: float, free: float, base: float) -> float:
-    """Return max(growth past the base, shortage of free memory), each in [0, 1].
+    """Return max(growth past the base, shortage of free memory), in [0, 1].
 
     Growth h = (U - B) / (T - B) counts from a half; free memory from max(1 GiB, 2 % of the card) down to 256 MiB.
     Worked: U 80000, F 1273, B 75142 MiB: h = 4858 / 6131 = 0.792, level 0.585.

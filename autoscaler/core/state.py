@@ -13,7 +13,7 @@ import numpy as np
 from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, Rows, gather, is_serving, join, load_rows
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
-from autoscaler.core.policy import Policy
+from autoscaler.core.policy import Forecaster, Policy
 from autoscaler.core.score import DeviceKey, Evidence, memory_guard, row_before
 from autoscaler.core.signals import COLUMN, FIRST_COUNTER
 from autoscaler.core.types import (
@@ -93,16 +93,14 @@ class Cards:
     guard: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Arrivals(NamedTuple):
     """First tokens since the daemon's start: (at, tokens) once a minute, and what `is_spike` says of them."""
 
     minutes: tuple[Point, ...] = ()
     spiking: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hindsight:
+class Hindsight(NamedTuple):
     """What became of earlier forecasts of demand.
 
     Args:
@@ -174,10 +172,9 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     same_pods = joined is not None and joined.pods is target.pods
     if joined is None or not same_pods or joined.keys is not engines.keys:
         joined = join(target.pods, engines.keys, policy.pending)
-    window_s = policy.score.window_s
     overview = look_over(engines.values)
     memory, current, increase = remember_engines(
-        state.memory, engines, overview, _wanted_histograms(policy), at, window_s, target.pods
+        state.memory, engines, overview, _wanted_histograms(policy), at, policy.score.window_s, target.pods
     )
     said = load_rows(policy, engines, overview, joined, at)
     added, known = _added(engines, overview, joined, said, increase, waiting_of(memory, joined))
@@ -193,8 +190,7 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         pods, starts, restarted = _watch_pods(state, target.pods)
     first_tokens = row.sums[SUMS["first_tokens"]]
     moved = bool(state.rows) and first_tokens > state.rows[-1].sums[SUMS["first_tokens"]]
-    return replace(
-        state,
+    return State(
         memory=memory,
         joined=joined,
         rows=rows,
@@ -207,7 +203,14 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         cards=_watch_cards(state.cards, snapshot, joined, said, reserved_share(engines, overview)),
         arrivals=_count_arrivals(state.arrivals, at, first_tokens),
         first_token_at=at if moved else state.first_token_at,
+        scores=state.scores,
+        hindsight=state.hindsight,
         recommendations=state.recommendations if _goes_on(policy, state.times, at) else (),
+        last_up_at=state.last_up_at,
+        last_down_at=state.last_down_at,
+        changes=state.changes,
+        saturated_s=state.saturated_s,
+        no_score_since=state.no_score_since,
         doubled_polls=_doubled_polls(policy, state.doubled_polls, snapshot, joined),
     )
 
@@ -424,6 +427,8 @@ def _longest_period(policy: Policy) -> float:
 
 
 def _scores(policy: Policy, scores: tuple[Point, ...], at: float, value: float | None) -> tuple[Point, ...]:
+    if policy.prediction.score is Forecaster.NONE:
+        return ()
     longest = policy.prediction.score_window_s
     first = next((index for index, point in enumerate(scores) if at - point[0] <= longest), len(scores))
     return scores[first:] if value is None else (*scores[first:], (at, value))
@@ -443,7 +448,7 @@ def _recommendations(policy: Policy, state: State, decision: Decision) -> tuple[
     if recommended is None:
         return ()
     if entries and entries[-1][2:] == recommended:
-        return (*entries[:-1], entries[-1]._replace(until=at))
+        return (*entries[:-1], Recommended(entries[-1].since, at, *recommended))
     longest = max(policy.scale_up.stabilization_s, down_window_s(policy, policy.prediction.max_horizon_s))
     # What ended before the longest window is dropped, all but one: it shows that the window is full.
     first = next((index for index, entry in enumerate(entries) if at - entry.until <= longest), len(entries))

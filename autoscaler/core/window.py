@@ -6,7 +6,6 @@ The fleet's rows are cumulative since the daemon's start, so that any window is 
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
@@ -74,8 +73,7 @@ class Overview(NamedTuple):
     resident: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EngineMemory:
+class EngineMemory(NamedTuple):
     """The last reading of each engine, and how long its gauges have said the same.
 
     Args:
