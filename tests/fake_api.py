@@ -87,6 +87,7 @@ class FakeApi:
         faults: by "verb resource", e.g. "patch deployments/scale"; the first is taken with each such request.
         connections: how many TCP connections were made.
         forgotten: a watch from this version or an earlier one is told that it is too old.
+        bookmarks: a watch ends with one, where it is wanted; the real server sends none that says nothing new.
         watches: the kinds that are being watched now, one entry a stream.
     """
 
@@ -104,6 +105,7 @@ class FakeApi:
         self.url = ""
         self.version = 1000
         self.forgotten = 0
+        self.bookmarks = True
         self.watches: list[str] = []
         self._known: dict[str, dict[str, Json]] = {kind: {} for kind in WATCHED}
         self._log: list[tuple[int, str, Json]] = []
@@ -246,7 +248,7 @@ class FakeApi:
                     await response.write(_line(event))
                 since = now
                 await asyncio.sleep(LOOK_EVERY_S)
-            if request.query.get("allowWatchBookmarks") == "true":
+            if self.bookmarks and request.query.get("allowWatchBookmarks") == "true":
                 bookmark = {"metadata": {"resourceVersion": str(since)}}
                 await response.write(_line({"type": "BOOKMARK", "object": bookmark}))
         finally:

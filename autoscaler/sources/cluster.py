@@ -48,7 +48,8 @@ class Pace:
     """How often a server is asked, and for how long it is believed [s].
 
     Args:
-        watch_s: how long a stream is asked to last. Near its end the server sends a bookmark, which confirms the view.
+        watch_s: how long a stream is asked to last. That it ends as asked confirms the view: of kinds in which nothing
+            happens a server says nothing before, and sends no bookmarks either.
         stale_s: how old the last confirmation may be: a healthy stream's never is older than `watch_s` and a second.
         relist_s: lists of one kind are at least this far apart.
         backoff_s, max_backoff_s: before the first and before the later retries, doubled with each, less up to a half.
@@ -150,19 +151,19 @@ class Watched:
         """Keep up with the changes since a version, by one stream after the other.
 
         Raises TargetError in the end: for a stream that is refused, cut or silent, `expired` for a version that the
-        server has forgotten, and for a stream that ends with nothing said, which vouches for nothing.
+        server has forgotten, and for one that ends long before its time with nothing said, which vouches for nothing.
         """
         while True:
-            opened_at, heard = self._clock.now(), False
+            opened_at, heard = self._clock.now(), 0
             async with self._api.watch(self._path, version, self._pace.watch_s) as events:
                 self.trouble = None
                 self.attempted.set()
                 async for event in events:
-                    version, heard = self._apply(event), True
-                    self._confirmed_at = self._clock.now()
-                    self._failures = 0
-            if not heard:
-                raise TargetError("unreachable", f"{self.kind}: a watch that ended with nothing said")
+                    version, heard = self._apply(event), heard + 1
+                    self._confirm()
+            if not heard and self._clock.now() - opened_at < self._pace.watch_s / 2:
+                raise TargetError("unreachable", f"{self.kind}: a watch that ended at once with nothing said")
+            self._confirm()
             await self._clock.sleep_until(opened_at + self._pace.relist_s)
 
     def _apply(self, event: Json) -> str:
@@ -189,6 +190,10 @@ class Watched:
         name = name_of(item)
         self.items[name] = _later(self.items.get(name), self._prune(item))
         self.changes += 1
+
+    def _confirm(self) -> None:
+        self._confirmed_at = self._clock.now()
+        self._failures = 0
 
     def _failed(self, error: TargetError) -> float:
         """Take note that there is no stream; return how long to wait before the next."""

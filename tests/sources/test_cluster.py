@@ -285,16 +285,22 @@ async def test_a_silent_server_is_believed_for_half_a_minute(
         watched.check()
 
 
-async def test_a_bookmark_confirms_a_view_in_which_nothing_happens(
-    fake: FakeApi, api: KubernetesApi, clock: ManualClock
+@pytest.mark.parametrize(
+    "said",
+    [pytest.param(True, id="with a bookmark"), pytest.param(False, id="with nothing said")],
+)
+async def test_the_end_of_a_stream_confirms_a_view_in_which_nothing_happens(
+    fake: FakeApi, api: KubernetesApi, clock: ManualClock, said: bool
 ) -> None:
+    fake.bookmarks = said
     async with watching(api, clock, watch_s=1) as watched:
         await until(lambda: bool(fake.watches))
         clock.move(40.0)
         await until(lambda: len(clock.dues) == 1)
         watched.check()
-    assert fake.verbs()[:2] == ["list pods", "watch pods"]
-    assert fake.verbs().count("list pods") == 1
+        clock.move(20.0)
+        await until(lambda: bool(fake.watches))
+    assert fake.verbs() == ["list pods", "watch pods", "watch pods"]
 
 
 async def test_a_server_that_is_gone_is_said_with_its_own_words(
@@ -445,7 +451,6 @@ def test_an_odd_object_breaks_nothing(kind: str) -> None:
 async def test_targets_of_a_namespace_share_what_is_watched(
     fake: FakeApi, api: KubernetesApi, clock: ManualClock
 ) -> None:
-    before = asyncio.all_tasks()
     caches = ClusterCaches(api, clock)
     targets = [DeploymentTarget(caches, TargetRef(deployment="chat", namespace="serving")) for _ in range(5)]
     await asyncio.gather(*(target.read() for target in targets))
@@ -457,7 +462,7 @@ async def test_targets_of_a_namespace_share_what_is_watched(
     await targets[-1].read()
     assert len(fake.requests) == 8
     await targets[-1].close()
-    assert asyncio.all_tasks() == before | {task for task in asyncio.all_tasks() if "watch" not in task.get_name()}
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("watch ")]
     await until(lambda: not fake.watches)
     assert (await targets[0].read()).current_replicas == 2
     assert len(fake.requests) == 16
