@@ -251,11 +251,13 @@ def _read_engines(known: Known, line: _Difference) -> Engines:
         known.carry_to(keys, layout)
     _read_values(known, line)
     _read_counts(known, line)
-    histograms = {}
-    for name, blocks in known.layout.histograms:
-        histograms[name] = tuple(
-            HistogramRows(bounds=block.bounds, rows=block.rows, counts=block.matrix(known.counts)) for block in blocks
+    counts = known.counts
+    histograms = {
+        name: tuple(
+            [HistogramRows(bounds=block.bounds, rows=block.rows, counts=block.matrix(counts)) for block in blocks]
         )
+        for name, blocks in known.layout.histograms
+    }
     return Engines(keys=known.keys, values=_own_columns(known), histograms=histograms)
 
 
@@ -380,9 +382,9 @@ def _read_gpus(known: Known, line: _Difference) -> tuple[Gpu, ...]:
         known.gpu_fields = [_convert(Gpu, gpu) for gpu in line["gpus"]]
     else:
         for name, readings in line["gpu_readings"].items():
-            for gpu, reading in zip(known.gpu_fields, readings, strict=True):
-                gpu[name] = to_number(reading)
-    known.gpus = tuple(Gpu(**gpu) for gpu in known.gpu_fields)
+            for gpu, reading in zip(known.gpu_fields, map(to_number, readings), strict=True):
+                gpu[name] = reading
+    known.gpus = tuple([Gpu(**gpu) for gpu in known.gpu_fields])
     return known.gpus
 
 

@@ -109,7 +109,7 @@ class Level(NamedTuple):
 
 def memory_guard(gpus: tuple[Gpu, ...], plateaus: Mapping[DeviceKey, float], reserved: float | None) -> float | None:
     """Return the out-of-memory guard HR in [0, 1], the worst device's; None without a device whose memory is known."""
-    levels = []
+    worst = None
     for gpu in gpus:
         used, free = gpu.memory_used, gpu.memory_free
         if used is not None and free is not None:
@@ -117,8 +117,9 @@ def memory_guard(gpus: tuple[Gpu, ...], plateaus: Mapping[DeviceKey, float], res
             base = plateaus.get((gpu.uuid, gpu.instance, gpu.pod_uid), used)
             if reserved is not None and gpu.attribution is Attribution.EXCLUSIVE:
                 base = max(base, reserved * (used + free))
-            levels.append(guard_level(used, free, base))
-    return max(levels) if levels else None
+            level = guard_level(used, free, base)
+            worst = level if worst is None else max(worst, level)
+    return worst
 
 
 def guard_level(used: float, free: float, base: float) -> float:

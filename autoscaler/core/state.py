@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoscaler.core.facts import STALE_IDLE_POLLS, Facts, Join, Rows, gather, is_serving, join, load_rows
+from autoscaler.core.facts import ASLEEP, STALE_IDLE_POLLS, Facts, Join, Rows, gather, is_serving, join, load_rows
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
 from autoscaler.core.policy import Forecaster, Policy
@@ -177,7 +177,10 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         state.memory, engines, overview, _wanted_histograms(policy), at, policy.score.window_s, target.pods
     )
     said = load_rows(policy, engines, overview, joined, at)
-    added, known = _added(engines, overview, joined, said, increase, waiting_of(memory, joined))
+    waiting = overview.total[WAITING]
+    if memory is not current or not joined.all_serve or math.isnan(waiting):
+        waiting = waiting_of(memory, joined)
+    added, known = _added(engines, overview, joined, said, increase, waiting)
     row = next_row(state.rows[-1] if state.rows else None, at, added, increase)
     rows, times = _trimmed(policy, (*state.rows, row), (*state.times, at))
     flat = known and _is_flat(policy, rows, times)
@@ -283,7 +286,7 @@ def waiting_of(memory: EngineMemory, joined: Join) -> float:
     """
     waiting = memory.values[:, WAITING]
     if memory.keys is joined.keys or memory.keys == joined.keys:
-        return _sum(waiting if joined.all_serve else waiting[joined.serving])
+        return _sum(waiting[joined.serving])
     serving = {pod.uid for pod in joined.pods if is_serving(pod)}
     return _sum(waiting[[key.pod_uid in serving for key in memory.keys]])
 
@@ -334,23 +337,29 @@ def _watch_cards(cards: Cards, snapshot: Snapshot, joined: Join, said: Rows, res
     gpus, seen = snapshot.gpus, (snapshot.gpus, joined, reserved)
     if said.whole and len(cards.seen) == 3 and cards.seen[0] is gpus and cards.seen[1:] == seen[1:]:
         return cards
-    plateaus = _plateaus(cards.plateaus, snapshot, joined) if gpus else cards.plateaus
+    plateaus = _plateaus(cards.plateaus, snapshot, joined, said) if gpus else cards.plateaus
     # What a sleep leaves of the plateaus is not what the same readings make of them awake.
     return Cards(seen=seen if said.whole else (), plateaus=plateaus, guard=memory_guard(gpus, plateaus, reserved))
 
 
-def _plateaus(plateaus: Mapping[DeviceKey, float], snapshot: Snapshot, joined: Join) -> dict[DeviceKey, float]:
+def _plateaus(
+    plateaus: Mapping[DeviceKey, float], snapshot: Snapshot, joined: Join, said: Rows
+) -> dict[DeviceKey, float]:
     """Return for each device the lowest use seen while its pod serves; one that is not read now keeps its own.
 
     Before a pod is ready its engine has not yet taken its memory, and a sleeping engine has given it back.
     """
-    asleep = snapshot.engines.values[:, COLUMN["asleep"]] > 0.0
-    uids = joined.serving_uids - {snapshot.engines.keys[row].pod_uid for row in np.flatnonzero(asleep).tolist()}
-    lowest = {key: used for key, used in plateaus.items() if key[2] in uids or not key[2]}
+    uids = {*joined.serving_uids, ""}
+    if not said.whole:
+        asleep = np.flatnonzero(snapshot.engines.values[:, ASLEEP] > 0.0)
+        uids -= {snapshot.engines.keys[row].pod_uid for row in asleep.tolist()}
+    lowest = {key: used for key, used in plateaus.items() if key[2] in uids}
     for gpu in snapshot.gpus:
-        if gpu.memory_used is not None and (gpu.pod_uid in uids or not gpu.pod_uid):
+        used = gpu.memory_used
+        if used is not None and gpu.pod_uid in uids:
             key = (gpu.uuid, gpu.instance, gpu.pod_uid)
-            lowest[key] = min(lowest.get(key, gpu.memory_used), gpu.memory_used)
+            if used < lowest.get(key, math.inf):
+                lowest[key] = used
     return lowest
 
 

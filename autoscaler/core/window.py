@@ -137,15 +137,14 @@ def remember_engines(
         wanted: names of the histograms whose increases are asked for.
     """
     previous = _aligned(memory, engines)
-    shown = {name: blocks for name, blocks in engines.histograms.items() if name in wanted}
     change = engines.values - previous.values
     counters, elapsed, histograms = change[:, FIRST_COUNTER:], change[:, READ_AT], None
     least = _least(change)
     if _counted_on(change, least):
-        histograms = _steady_increases(previous, shown)
+        histograms = _steady_increases(previous, engines, wanted)
     busy = histograms is not None and least[READ_AT] > 0.0 and least[GENERATED] > 0.0
     if histograms is None:
-        counters, elapsed, histograms = _fresh_increases(previous, engines, shown, change, at, window_s)
+        counters, elapsed, histograms = _fresh_increases(previous, engines, wanted, change, at, window_s)
     increase = Increase(counters, elapsed, previous.values[:, RUNNING], histograms)
     if busy and previous.steady and overview.least[USAGE] > 0.0:
         current = _busy_memory(previous, engines)
@@ -173,7 +172,7 @@ def _counted_on(change: Floats, least: list[float]) -> bool:
 
 
 def _fresh_increases(
-    previous: EngineMemory, engines: Engines, shown: Histograms, change: Floats, at: float, window_s: float
+    previous: EngineMemory, engines: Engines, wanted: Collection[str], change: Floats, at: float, window_s: float
 ) -> tuple[Floats, Floats, dict[str, FleetHistogram]]:
     """Return increases of counters, seconds between readings, and increases of histograms, where engines may be new or
     may have started over.
@@ -184,6 +183,7 @@ def _fresh_increases(
     age = at - engines.values[:, STARTED_AT]
     young = age < window_s
     whole = (delta < 0.0).any(axis=1) | (np.abs(change[:, STARTED_AT]) > 1.0) | (new & young)
+    shown = {name: blocks for name, blocks in engines.histograms.items() if name in wanted}
     histograms, broken = _histogram_increases(previous, shown, whole, new)
     whole |= broken
     delta[whole] = counters[whole]
@@ -251,11 +251,15 @@ def _histogram_increases(
     return result, broken
 
 
-def _steady_increases(previous: EngineMemory, shown: Histograms) -> dict[str, FleetHistogram] | None:
+def _steady_increases(
+    previous: EngineMemory, engines: Engines, wanted: Collection[str]
+) -> dict[str, FleetHistogram] | None:
     """Return the increases of the common case: the same engines with the same one layout, and no bucket fell."""
     result: dict[str, FleetHistogram] = {}
-    for name, blocks in shown.items():
-        before = previous.histograms.get(name, ())
+    for name in wanted:
+        blocks, before = engines.histograms.get(name), previous.histograms.get(name, ())
+        if blocks is None:
+            continue
         if len(blocks) != 1 or len(before) != 1:
             return None
         block, old = blocks[0], before[0]
