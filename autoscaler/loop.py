@@ -19,6 +19,7 @@ RELOAD_EVERY_S = 5.0
 RELOADER = "(reload)"
 """Name of the task that watches the files; no policy can have it."""
 Reread = Callable[[], Awaitable[TargetStatus]]
+Recall = Callable[[Policy, State, float], State]
 
 
 class Watcher(Trouble, Report, Protocol):
@@ -52,6 +53,11 @@ class Parts:
                 stack.push_async_callback(close)
 
 
+def know_nothing_else(_policy: Policy, state: State, _at: float) -> State:
+    """Return the state: there is no other memory than this process' own."""
+    return state
+
+
 async def control(
     policy: Policy,
     state: State,
@@ -60,10 +66,16 @@ async def control(
     watcher: Watcher,
     clock: Clock,
     reread: Reread,
+    recall: Recall = know_nothing_else,
 ) -> AsyncGenerator[State]:
-    """Decide and act on each snapshot; yield the state after each tick. A tick that dies of a bug leaves no trace."""
+    """Decide and act on each snapshot; yield the state after each tick. A tick that dies of a bug leaves no trace.
+
+    Args:
+        recall: returns the state with what another process knew, before the tick at that time.
+    """
     async for snapshot in snapshots:
         try:
+            state = recall(policy, state, snapshot.at)
             tick = await step(policy, state, snapshot, actuator, watcher, reread)
             state = advance(policy, tick.state, tick.decision, tick.outcome)
         except Exception as error:  # noqa: BLE001 - one bad tick must not stop the next
@@ -136,6 +148,7 @@ class Supervisor:
         read: returns the policies by name, or raises PolicyError; called again to notice changes. None never reloads.
         fingerprint: a cheap value that changes when the files do.
         once: stop after one tick of each policy.
+        recall: see `control`.
     """
 
     def __init__(
@@ -148,6 +161,7 @@ class Supervisor:
         read: Callable[[], Mapping[str, Policy]] | None = None,
         fingerprint: Callable[[], object] | None = None,
         once: bool = False,
+        recall: Recall = know_nothing_else,
     ) -> None:
         self._policies = dict(policies)
         self._build = build
@@ -156,6 +170,7 @@ class Supervisor:
         self._read = read
         self._fingerprint = fingerprint
         self._once = once
+        self._recall = recall
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._memory: dict[str, tuple[TargetRef, State]] = {}
 
@@ -225,7 +240,16 @@ class Supervisor:
                 policy.name, policy.interval_s, parts.target, parts.sources, self._clock, self._watcher, attempts
             )
             _, state = self._memory.get(policy.name, (policy.target, State()))
-            states = control(policy, state, snapshots, parts.actuator, self._watcher, self._clock, parts.target.read)
+            states = control(
+                policy,
+                state,
+                snapshots,
+                parts.actuator,
+                self._watcher,
+                self._clock,
+                parts.target.read,
+                self._recall,
+            )
             async with aclosing(snapshots), aclosing(states):
                 async for state in states:
                     self._memory[policy.name] = (policy.target, state)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autoscaler.core.decide import decide
+from autoscaler.core.memory import Memory, recall
 from autoscaler.core.policy import Policy
 from autoscaler.core.state import State, absorb, advance
 from autoscaler.core.types import Decision, Hold, Outcome, Snapshot
@@ -33,6 +34,10 @@ class Replayer:
         if policy.target != self.policy.target:
             self.state = State()
         self.policy = policy
+
+    def recall(self, memory: Memory, at: float) -> None:
+        """Take in what another process knew, as the daemon did at `at`."""
+        self.state = recall(self.policy, self.state, memory, at)
 
     def tick(self, snapshot: Snapshot, outcome: Outcome | None) -> Replayed:
         """Return the decision on one snapshot.

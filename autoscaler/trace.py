@@ -6,6 +6,7 @@ The first key of a line says what it is. The first line is the header, with the 
     {"policy": name, "plain": the policy}              when a policy is loaded, and again when it is reloaded
     {"tick": policy's name, "outcome": ..., "at": ...} a snapshot: what changed since that policy's tick before
     {"decision": ..., "duration_s": ...}               after each tick
+    {"memory": policy's name, "at": ..., "plain": ...} what another process knew, taken in before the next tick
 
 A tick line goes on with what `core.delta` says of the snapshot. Each tick is handed to the operating system at once and
 whole: a killed process costs no tick that it had reported, and at most leaves a torn last line.
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from autoscaler.core import delta
+from autoscaler.core.memory import Memory, memory_from_plain, memory_to_plain
 from autoscaler.core.plain import Plain, to_number, to_plain
 from autoscaler.core.types import Decision, Outcome, Snapshot
 from autoscaler.errors import TraceError
@@ -45,6 +47,15 @@ class PolicyLine:
 
     name: str
     plain: _Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryLine:
+    """What another process knew was taken in at `at`."""
+
+    policy: str
+    at: float
+    memory: Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,6 +113,10 @@ class Recorder:
     def policy(self, name: str, plain: Mapping[str, Plain]) -> None:
         """Take note of a policy that was loaded; it comes back as it is given here."""
         self._write({"policy": name, "plain": to_plain(plain)})
+
+    def memory(self, policy: str, at: float, memory: Memory) -> None:
+        """Take note of what another process knew of the policy's target, taken in at `at`."""
+        self._write({"memory": policy, "at": at, "plain": memory_to_plain(memory)})
 
     def tick(self, policy: str, snapshot: Snapshot, decision: Decision, outcome: Outcome, duration_s: float) -> None:
         """Take note of one tick."""
@@ -188,7 +203,7 @@ class TraceReader:
         self._columns = tuple(self.header.get("columns", ()))
         self._known: dict[str, delta.Known] = {}
 
-    def __iter__(self) -> Iterator[PolicyLine | TickLine]:
+    def __iter__(self) -> Iterator[PolicyLine | MemoryLine | TickLine]:
         waiting: bytes | None = None  # a tick line, until its decision line shows that it is whole
         for line in self._lines:
             if waiting is not None:
@@ -196,6 +211,8 @@ class TraceReader:
                 waiting = None
             elif line.startswith(b'{"tick"'):
                 waiting = line
+            elif line.startswith(b'{"memory"'):
+                yield self._memory(line)
             else:
                 yield self._policy(line)
         if waiting is not None:
@@ -230,6 +247,14 @@ class TraceReader:
     def _policy(self, line: bytes) -> PolicyLine:
         content = self._parse(line, "policy", "plain")
         return PolicyLine(name=content["policy"], plain=content["plain"])
+
+    def _memory(self, line: bytes) -> MemoryLine:
+        content = self._parse(line, "memory", "at", "plain")
+        try:
+            memory = memory_from_plain(content["plain"])
+            return MemoryLine(policy=str(content["memory"]), at=float(content["at"]), memory=memory)
+        except (TypeError, ValueError) as error:
+            raise self._error(f"damaged memory: {error}") from error
 
     def _tick(self, tick_line: bytes, decision_line: bytes) -> TickLine:
         at_line = self._number - 1

@@ -17,6 +17,7 @@ from autoscaler.clock import SystemClock
 from autoscaler.core.policy import TargetRef
 from autoscaler.core.types import Outcome, ScaleReplicas
 from autoscaler.errors import ActuationError
+from autoscaler.lease import RIGHTS as ELECTS
 from autoscaler.policy_file import load_policies
 from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import RIGHTS as READS
@@ -101,7 +102,7 @@ def test_nothing_is_cluster_wide_and_every_label_selects() -> None:
 
 def test_the_roles_grant_what_the_code_uses_and_no_more() -> None:
     assert rights(BASE) == READS
-    assert rights(BASE, LIVE) == READS | WRITES | TELLS
+    assert rights(BASE, LIVE) == READS | WRITES | TELLS | ELECTS
 
 
 @pytest.fixture
@@ -140,6 +141,19 @@ def test_base_is_in_dry_run_and_live_is_not(deployment: Json) -> None:
     assert changed["spec"]["template"]["spec"]["containers"][0].pop("args") == arguments
     deployment["spec"]["template"]["spec"]["containers"][0].pop("args")
     assert changed == deployment
+
+
+def test_live_runs_two_replicas_with_a_lease_between_them(deployment: Json) -> None:
+    changed = json_patch(deployment, yaml.safe_load((LIVE / "lease.yaml").read_text()))
+    assert changed["spec"]["replicas"] == 2
+    pod_spec = changed["spec"]["template"]["spec"]
+    (before,) = deployment["spec"]["template"]["spec"]["containers"]
+    (after,) = pod_spec["containers"]
+    assert after["args"] == [*before["args"], "--lease", "$(POD_NAMESPACE)/autoscaler"]
+    where = {"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
+    assert after["env"] == [*before["env"], where]
+    (apart,) = pod_spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["podAffinityTerm"]["labelSelector"]["matchLabels"] == changed["spec"]["selector"]["matchLabels"]
 
 
 def test_one_replica_and_never_two(deployment: Json) -> None:

@@ -503,6 +503,29 @@ async def test_closing_one_part_badly_still_closes_the_others() -> None:
     assert (good.closed, target.closed) == (1, 2)
 
 
+# --- what another process knew --------------------------------------------------------------------------------------
+
+
+async def test_what_another_process_knew_is_taken_in_before_the_tick() -> None:
+    asked: list[tuple[str, float]] = []
+
+    def recall(policy: Policy, state: State, at: float) -> State:
+        asked.append((policy.name, at))
+        return replace(state, last_up_at=START - 50.0) if len(asked) == 1 else state
+
+    policy = named("a")
+    clock, watch, stop = ManualClock(), Watch(), asyncio.Event()
+    target = WorldTarget(pressed(policy), clock)
+    supervisor = Supervisor({"a": policy}, lambda _policy: parts_of(target), clock, watch, recall=recall)
+    task = asyncio.create_task(supervisor.run(stop))
+    await clock.advance(20.0)
+    stop.set()
+    await task
+    assert asked == [("a", START), ("a", START + 15.0)]
+    assert watch.ticks[0].decision.reason is Reason.HELD_COOLDOWN
+    assert [tick.outcome for tick in watch.ticks] == [Outcome.UNCHANGED, Outcome.APPLIED]  # 60 s of cooldown
+
+
 # --- once -----------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import pytest
 import autoscaler.replay
 from autoscaler.cli.replay import Session
 from autoscaler.core.decide import decide
+from autoscaler.core.memory import Memory
 from autoscaler.core.plain import to_plain
 from autoscaler.core.policy import Policy, ReplicaBounds, TargetRef
 from autoscaler.core.signals import COLUMN
@@ -241,6 +242,15 @@ def test_the_outcome_starts_the_cooldown_or_does_not(outcomes: list[Outcome | No
     decisions = [replayer.tick(*pair).decision for pair in zip(pressed_snapshots(6), outcomes, strict=True)]
     wanted = [index for index, one in enumerate(decisions) if one and isinstance(one.action, ScaleReplicas)]
     assert wanted == acted
+
+
+def test_what_another_process_knew_counts() -> None:
+    snapshots = pressed_snapshots(6)
+    replayer = Replayer(P0)
+    target = f"{P0.target.namespace}/{P0.target.deployment}"
+    replayer.recall(Memory(target=target, at=START, last_up_at=START - 30.0), START)
+    decisions = [replayer.tick(snapshot, None).decision for snapshot in snapshots]
+    assert [index for index, one in enumerate(decisions) if one and isinstance(one.action, ScaleReplicas)] == [2]
 
 
 def test_a_changed_policy_goes_on_with_the_memory_and_another_target_without() -> None:

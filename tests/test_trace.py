@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.core.delta import COLUMNS
+from autoscaler.core.memory import Memory, memory_to_plain
 from autoscaler.core.plain import to_plain
 from autoscaler.core.signals import ENGINE_COLUMNS
 from autoscaler.core.types import (
@@ -46,7 +47,7 @@ from autoscaler.core.types import (
 )
 from autoscaler.errors import TraceError
 from autoscaler.ports import Report
-from autoscaler.trace import FORMAT, VERSION, PolicyLine, Recorder, TickLine, TornEnd, read_trace
+from autoscaler.trace import FORMAT, VERSION, MemoryLine, PolicyLine, Recorder, TickLine, TornEnd, read_trace
 
 EPOCH = 1764500000.0
 
@@ -251,6 +252,36 @@ def test_a_long_recording_is_read_piece_by_piece(tmp_path: Path) -> None:
     assert len(set(positions)) > 3
     assert positions == sorted(positions)
     assert positions[0] < events.size == positions[-1]
+
+
+def test_a_memory_comes_back_before_the_tick_that_knew_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    memory = Memory(target="serving/chat", at=7.0, last_up_at=5.123, changes=((5.123, 2),), starts=(180.25,))
+    with Recorder(path, "test") as recorder:
+        recorder.memory("chat", 9.5, memory)
+        recorder.tick("chat", snapshot_at(10.0), decision_at(10.0), Outcome.UNCHANGED, 0.001)
+    with read_trace(path, decisions=False) as events:
+        known, tick = list(events)
+    assert isinstance(known, MemoryLine)
+    assert isinstance(tick, TickLine)
+    assert (known.policy, known.at, tick.snapshot.at) == ("chat", 9.5, 10.0)
+    assert memory_to_plain(known.memory) == memory_to_plain(memory)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param({"memory": "chat", "at": 1.0, "plain": {"version": 2}}, id="newer"),
+        pytest.param({"memory": "chat", "at": None, "plain": {"version": 1, "target": "a/b", "at": 1.0}}, id="no time"),
+        pytest.param({"memory": "chat", "at": 1.0}, id="nothing"),
+    ],
+)
+def test_a_damaged_memory_is_named_by_its_line(tmp_path: Path, line: Mapping[str, Any]) -> None:
+    header = {"format": FORMAT, "version": VERSION, "created_by": "test", "columns": COLUMNS}
+    text = "".join(json.dumps(one) + "\n" for one in (header, line))
+    (tmp_path / "trace").write_bytes(gzip.compress(text.encode()))
+    with read_trace(tmp_path / "trace", decisions=False) as events, pytest.raises(TraceError, match=": line 2: "):
+        list(events)
 
 
 def test_reading_may_stop_early(tmp_path: Path) -> None:

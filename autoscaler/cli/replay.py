@@ -17,7 +17,7 @@ from autoscaler.core.types import Decision, Hold
 from autoscaler.errors import AutoscalerError, PolicyError
 from autoscaler.policy_file import load_policies, policy_from_plain
 from autoscaler.replay import Replayed, Replayer, Summary, choose_policy, differs, first_difference
-from autoscaler.trace import PolicyLine, TickLine, TraceReader, read_trace
+from autoscaler.trace import MemoryLine, PolicyLine, TickLine, TraceReader, read_trace
 
 MAX_ROWS = 200
 MAX_DIFFERENCES = 20
@@ -58,7 +58,7 @@ def command(
     return 1 if failed else 0
 
 
-def _progress(reader: TraceReader, *, quiet: bool) -> Iterator[PolicyLine | TickLine]:
+def _progress(reader: TraceReader, *, quiet: bool) -> Iterator[PolicyLine | MemoryLine | TickLine]:
     """Yield the recording's lines, with a progress bar on a terminal."""
     if quiet or not sys.stderr.isatty():
         yield from reader
@@ -84,27 +84,35 @@ class Session:
         self._recorded: dict[str, Policy] = {}
         self._replayers: dict[str, Replayer] = {}
         self._rival_replayers: dict[str, Replayer] = {}
+        self._memories: dict[str, MemoryLine] = {}
 
     @property
     def errors(self) -> int:
         """Ticks on which deciding raised."""
         return sum(summary.errors for summary in (*self.summaries.values(), *self.rivals.values()))
 
-    def run(self, lines: Iterator[PolicyLine | TickLine]) -> Iterator[tuple[TickLine, Replayed, Replayed | None]]:
+    def run(
+        self, lines: Iterator[PolicyLine | MemoryLine | TickLine]
+    ) -> Iterator[tuple[TickLine, Replayed, Replayed | None]]:
         """Yield each tick decided anew, and by the second policy."""
         for line in lines:
             if isinstance(line, PolicyLine):
                 if not self._chosen:
                     self._take(line)
                 continue
-            replayer = self._replayer(line, self._replayers, self._chosen)
+            if isinstance(line, MemoryLine):
+                self._memories[line.policy] = line
+                continue
+            memory = self._memories.pop(line.policy, None)
+            replayer = self._replayer(line, self._replayers, self._chosen, memory)
             replayed = replayer.tick(line.snapshot, line.outcome if not self._chosen else None)
             self.summaries.setdefault(line.policy, Summary()).add(replayed)
             if self.verifies:
                 self._compare(line, replayed)
             other = None
             if self._rival:
-                other = self._replayer(line, self._rival_replayers, self._rival).tick(line.snapshot, None)
+                rival = self._replayer(line, self._rival_replayers, self._rival, memory)
+                other = rival.tick(line.snapshot, None)
                 self.rivals.setdefault(line.policy, Summary()).add(other)
                 self.parted += differs(replayed.decision, other.decision)
             yield line, replayed, other
@@ -119,9 +127,16 @@ class Session:
         if line.name in self._replayers:
             self._replayers[line.name].change_policy(policy)
 
-    def _replayer(self, line: TickLine, known: dict[str, Replayer], policies: Mapping[str, Policy]) -> Replayer:
-        if line.policy in known:
-            return known[line.policy]
+    def _replayer(
+        self, line: TickLine, known: dict[str, Replayer], policies: Mapping[str, Policy], memory: MemoryLine | None
+    ) -> Replayer:
+        """Return what decides the line's stream, with the memory taken in that came before the line."""
+        replayer = known.get(line.policy) or self._begin(line, known, policies)
+        if memory is not None:
+            replayer.recall(memory.memory, memory.at)
+        return replayer
+
+    def _begin(self, line: TickLine, known: dict[str, Replayer], policies: Mapping[str, Policy]) -> Replayer:
         target = (line.snapshot.target.namespace, line.snapshot.target.name)
         policy = choose_policy(line.policy, policies, target) if policies else self._recorded.get(line.policy)
         if policy is None:

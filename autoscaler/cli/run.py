@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler import __version__
 from autoscaler.actuators.events import Events
+from autoscaler.cli.leadership import CALL_S, Leadership, WhileLeading, forget, parse_lease
 from autoscaler.cli.wiring import FirstTicks, Watchers, fingerprint, live_parts, open_recorder
 from autoscaler.clock import SystemClock
 from autoscaler.core.policy import Policy
-from autoscaler.loop import Parts, Supervisor
+from autoscaler.loop import Parts, Supervisor, know_nothing_else
 from autoscaler.policy_file import Loaded, load_policies, parse_bool
 from autoscaler.ports import Report
 from autoscaler.sources.cluster import ClusterCaches
@@ -25,6 +26,8 @@ from autoscaler.telemetry import Telemetry, configure_logging, redact
 from autoscaler.web.server import Health, serve
 
 DEFAULT_LISTEN = "127.0.0.1:9090"
+REQUEST_S = 3.0
+"""Of one request to the API server."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -35,6 +38,13 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
     "--record",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Record every tick into this file; where it exists, into one beside it with the time in its name.",
+)
+@click.option(
+    "--lease",
+    default="",
+    metavar="NAMESPACE/NAME",
+    callback=parse_lease,
+    help="Write only while this process holds that Lease, and keep in it what must survive. A dry-run needs none.",
 )
 @click.option("--once", is_flag=True, help="One tick of each policy, then exit; 1 when a target cannot be read.")
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where /metrics, /healthz and /readyz are.")
@@ -52,6 +62,7 @@ def command(
     policies: tuple[Path, ...],
     dry_run: bool,
     record: Path | None,
+    lease: tuple[str, str] | None,
     once: bool,
     listen: str,
     kubeconfig: str,
@@ -60,6 +71,8 @@ def command(
     log_format: str,
 ) -> int:
     """Run the daemon on POLICIES: files, or directories of them. Changed files are taken up while it runs."""
+    if lease is not None and once:
+        raise click.UsageError("--once cannot wait for a --lease; leave one of them out")
     dry_run = _dry_run_by(os.environ) or dry_run
     loaded = load_policies(policies)
     configure_logging(log_level, json=None if log_format == "auto" else log_format == "json")
@@ -71,6 +84,7 @@ def command(
             policies,
             dry_run=dry_run,
             record=record,
+            lease=None if dry_run else lease,
             once=once,
             listen=listen,
             kubeconfig=kubeconfig,
@@ -95,6 +109,7 @@ async def _run(
     *,
     dry_run: bool,
     record: Path | None,
+    lease: tuple[str, str] | None,
     once: bool,
     listen: str,
     kubeconfig: str,
@@ -111,8 +126,10 @@ async def _run(
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def connect() -> KubernetesApi:
-            api = await KubernetesApi.connect(clock, kubeconfig=kubeconfig, context=context, environ=os.environ)
+        async def connect(timeout_s: float = REQUEST_S) -> KubernetesApi:
+            api = await KubernetesApi.connect(
+                clock, kubeconfig=kubeconfig, context=context, environ=os.environ, timeout_s=timeout_s
+            )
             stack.push_async_callback(api.close)
             return api
 
@@ -124,18 +141,23 @@ async def _run(
             log.info("recording", file=str(file), **({"taken": str(record)} if file != record else {}))
         first_ticks, telemetry = FirstTicks(log), Telemetry(registry, log)
         reports: list[Report] = [first_ticks]
+        leadership = None
+        if lease is not None:
+            recalled = recorder.memory if recorder is not None else forget
+            leadership = Leadership(lease, await connect(CALL_S), clock, telemetry, recalled)
         events = None
         if not dry_run:
             events = await stack.enter_async_context(Events(await connect(), clean=redact, told=telemetry.event))
-            reports.append(events)
-        watchers = Watchers(telemetry, health, recorder, dry_run=dry_run, reports=reports)
+            reports.append(events if leadership is None else WhileLeading(events, leadership.elector.leading))
+        remember = leadership.memories.learned if leadership is not None else None
+        watchers = Watchers(telemetry, health, recorder, dry_run=dry_run, reports=reports, remember=remember)
 
         def build(policy: Policy) -> Parts:
             parts = live_parts(policy, caches, clock, dry_run=dry_run)
             first_ticks.built(policy, parts)
             if events is not None:
                 events.watch(policy, live=not policy.dry_run)
-            return parts
+            return parts if leadership is None else leadership.gated(policy, parts)
 
         supervisor = Supervisor(
             loaded.policies,
@@ -145,11 +167,12 @@ async def _run(
             read=lambda: load_policies(paths).policies,
             fingerprint=lambda: fingerprint(paths),
             once=once,
+            recall=know_nothing_else if leadership is None else leadership.memories.recall,
         )
         if not once:
             url = await stack.enter_async_context(serve(listen, registry, health))
             log.info("started", version=__version__, policies=sorted(loaded.policies), listen=url, dry_run=dry_run)
-        await supervisor.run(stop)
+        await (supervisor.run(stop) if leadership is None else leadership.during(supervisor.run(stop)))
         if not once:
             log.info("stopped")
             return 0

@@ -1,6 +1,6 @@
 """What the parts are made of in each mode, and who is told of a tick."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,6 +88,7 @@ class Watchers:
     Args:
         dry_run: the whole process is in dry-run, whatever a policy says.
         reports: told of each tick after the others.
+        remember: is told of each policy's state after its tick.
     """
 
     def __init__(
@@ -98,12 +99,14 @@ class Watchers:
         *,
         dry_run: bool = False,
         reports: Sequence[Report] = (),
+        remember: Callable[[Policy, State], None] | None = None,
     ) -> None:
         self._telemetry = telemetry
         self._health = health
         self._recorder = recorder
         self._dry_run = dry_run
         self._reports = tuple(reports)
+        self._remember = remember
         self._policies: dict[str, Policy] = {}
         self._said_failure = False
         self.failures: dict[str, str] = {}
@@ -144,7 +147,9 @@ class Watchers:
         self._telemetry.overrun(policy)
 
     def learned(self, policy: str, state: State) -> None:
-        """Show what has been learned."""
+        """Remember the state, and show what has been learned."""
+        if self._remember is not None:
+            self._remember(self._policies[policy], state)
         if state.model is None:
             return
         line, settings = state.model.line, self._policies[policy]

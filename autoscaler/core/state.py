@@ -208,7 +208,7 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         first_token_at=at if moved else state.first_token_at,
         scores=state.scores,
         hindsight=state.hindsight,
-        recommendations=state.recommendations if _goes_on(policy, state.times, at) else (),
+        recommendations=state.recommendations if _goes_on(policy, state.recommendations, at) else (),
         last_up_at=state.last_up_at,
         last_down_at=state.last_down_at,
         changes=state.changes,
@@ -237,9 +237,14 @@ def reserved_share(engines: Engines, overview: Overview) -> float | None:
     return lowest if lowest < math.inf else None
 
 
-def _goes_on(policy: Policy, times: tuple[float, ...], at: float) -> bool:
+def _goes_on(policy: Policy, entries: tuple[Recommended, ...], at: float) -> bool:
     """Tell whether this tick follows the last one closely enough for a window that spans both to be full."""
-    return bool(times) and at - times[-1] <= max(LONGEST_HOLE_S, 4.0 * policy.interval_s)
+    return bool(entries) and at - entries[-1].until <= longest_hole_s(policy)
+
+
+def longest_hole_s(policy: Policy) -> float:
+    """Return how long nothing may be recommended before a stabilization window is not full any more [s]."""
+    return max(LONGEST_HOLE_S, 4.0 * policy.interval_s)
 
 
 def _added(
@@ -416,8 +421,7 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
         saturated_s=_saturated(policy, state, decision),
         no_score_since=None if value is not None else (at if state.no_score_since is None else state.no_score_since),
     )
-    done = outcome in (Outcome.APPLIED, Outcome.SIMULATED)
-    if not isinstance(decision.action, ScaleReplicas) or not done:
+    if not isinstance(decision.action, ScaleReplicas) or outcome not in (Outcome.APPLIED, Outcome.SIMULATED):
         return state
     change = decision.action.to - decision.action.seen
     longest = _longest_period(policy)
@@ -483,8 +487,8 @@ def _look_back(policy: Policy, hindsight: Hindsight, decision: Decision) -> Hind
 def _judged(policy: Policy, hindsight: Hindsight, decision: Decision) -> tuple[float, ...]:
     """Return the relative errors, with the forecasts that fell due judged by the newest minute's demand."""
     due = [top for due_at, top in hindsight.open if due_at <= decision.at and top > MIN_REALISED]
-    realised = decision.demand.value
-    if not due or realised is None:
+    realised = decision.demand.value if due else None
+    if realised is None:
         return hindsight.errors
     return (*hindsight.errors, *(realised / top - 1.0 for top in due))[-policy.prediction.error_samples :]
 

@@ -520,12 +520,13 @@ Action = Hold | ScaleReplicas
 
 
 class Outcome(StrEnum):
-    """What became of an action. Only APPLIED and SIMULATED start a cooldown."""
+    """What became of an action. Only APPLIED and SIMULATED start a cooldown. STANDBY: another process leads."""
 
     APPLIED = "applied"
     SIMULATED = "simulated"
     UNCHANGED = "unchanged"
     FAILED = "failed"
+    STANDBY = "standby"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("tick_duration_seconds", HISTOGRAM, ("policy",), "From a tick's snapshot to its completed action."),
     Family("policy_reloads_total", COUNTER, ("result",), "Attempts to take up changed policy files."),
     Family("events_total", COUNTER, ("result",), "Kubernetes Events about the targets."),
+    Family("leader", GAUGE, ("lease",), "1 while this process leads by the Lease and may write, 0 while it stands by."),
     Family("build_info", GAUGE, ("version",), "1; the version is in the label."),
 )
 _FAMILY = {family.name: family for family in FAMILIES}

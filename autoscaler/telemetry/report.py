@@ -221,6 +221,7 @@ class Telemetry:
         self._policies: dict[str, _Memory] = {}
         self._last_problems: tuple[str, ...] = ()
         self._events_written = True
+        self._last_lease_trouble = ""
         self._metrics.set("build_info", __version__, 1.0)
 
     def loaded(self, policy: Policy, *, dry_run: bool = False) -> None:
@@ -322,6 +323,23 @@ class Telemetry:
         if result != "written" and self._events_written:
             self._logger.warning("events_not_written", result=result, detail=detail)
         self._events_written = result == "written"
+
+    def leads(self, lease: str, *, leading: bool, news: bool = True) -> None:
+        """Show whether this process leads by the Lease, `namespace/name`, and log it where it is news."""
+        self._metrics.set("leader", lease, float(leading))
+        self._last_lease_trouble = ""
+        if news:
+            self._logger.info("leading" if leading else "standing_by", lease=lease)
+
+    def lease_trouble(self, lease: str, error: TargetError) -> None:
+        """Log that the Lease could not be read or written, unless it repeats what was said since the last news."""
+        if _same_text(str(error)) != self._last_lease_trouble:
+            self._last_lease_trouble = _same_text(str(error))
+            self._logger.warning("lease_trouble", lease=lease, reason=error.reason, detail=error.detail)
+
+    def memory_damaged(self, policy: str, problem: str) -> None:
+        """Log that what the last leader knew of a policy's target cannot be read; its cooldowns are forgotten."""
+        self._logger.error("memory_damaged", policy=policy, problem=problem)
 
     def recording_failed(self, problem: str) -> None:
         """Log that the recording stopped; the loop goes on."""

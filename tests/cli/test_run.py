@@ -280,6 +280,41 @@ def test_once_with_pages_that_cannot_be_read_is_a_tick_with_gaps(
     assert set(world.api.verbs()) == READING
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--lease", "autoscaler"], "'autoscaler' must be NAMESPACE/NAME", id="no namespace"),
+        pytest.param(["--lease", "a/b/c"], "'a/b/c' must be NAMESPACE/NAME", id="too much"),
+        pytest.param(["--lease", "/b"], "'/b' must be NAMESPACE/NAME", id="empty namespace"),
+        pytest.param(["--lease", "serving/autoscaler"], "--once cannot wait for a --lease", id="with once"),
+    ],
+)
+def test_a_lease_that_cannot_be_is_bad_input(
+    arguments: list[str], words: str, world: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(world, str(world.policy()), *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert world.api.requests == []
+
+
+def test_c106_without_a_lease_that_can_be_had_it_decides_and_writes_nothing(world: Cluster) -> None:
+    world.api.rights = RIGHTS  # none on leases
+    policy = world.policy(replicas="{min: 4, max: 8}")
+    with Daemon(world, str(policy), "--lease", "serving/autoscaler") as daemon:
+        (trouble,) = daemon.until("lease_trouble")
+        assert (trouble["lease"], trouble["reason"], trouble["level"]) == ("serving/autoscaler", "forbidden", "warning")
+        decisions = daemon.until("decision", 2)
+        assert {(one["action"], one["outcome"]) for one in decisions} == {("scale_up", "standby")}
+        url = daemon.until("started")[0]["listen"]
+        assert get(f"{url}/readyz")[0] == 200
+        metrics = get(f"{url}/metrics")[1]
+        assert 'autoscaler_leader{lease="serving/autoscaler"} 0.0' in metrics
+        assert 'autoscaler_actions_total{direction="up",outcome="standby",policy="chat"}' in metrics
+        assert daemon.end(signal.SIGTERM) == 0
+    assert not [one for one in world.api.verbs() if one.startswith(("patch deployments", "create events"))]
+    assert len([line for line in daemon.seen if line["event"] == "lease_trouble"]) == 1
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 

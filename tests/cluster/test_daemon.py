@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from autoscaler.lease import RIGHTS as ELECTS
 from tests.cluster.api import MERGE
 from tests.cluster.daemon import running_daemon
 from tests.cluster.manifests import (
@@ -30,8 +31,8 @@ NAMESPACE = "serving"
 ACCOUNT = "autoscaler"
 BASE, LIVE = "deploy/base", "deploy/overlays/live"
 SCALE_WRITE = ("apps", "deployments/scale", "patch")
-# For a write without an answer, and for an Event that repeats.
-SELDOM_USED = {("apps", "deployments/scale", "get"), ("", "events", "patch")}
+# For a write without an answer, for an Event that repeats, and for `--lease`.
+SELDOM_USED = {("apps", "deployments/scale", "get"), ("", "events", "patch")} | ELECTS
 
 
 def granted(*folders: str) -> frozenset[Right]:
