@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter, sub
 from typing import NamedTuple
@@ -91,7 +92,8 @@ def _prompt_per_request(old: Sequence[float], new: Sequence[float]) -> float | N
     return max(0.0, prompted - cached) / first_tokens if first_tokens >= MIN_FIRST_TOKENS else None
 
 
-class _Law(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Law:
     """The three closed forms with everything filled in but the work.
 
     Args:

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from autoscaler.core.facts import Facts
 from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
@@ -19,7 +18,8 @@ ENGINES_SOURCE = "vllm"
 URGENT = frozenset({Reason.UP_EMERGENCY, Reason.UP_SATURATION})
 
 
-class Tick(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
     """All that a guard may look at."""
 
     policy: Policy

@@ -6,6 +6,7 @@ The fleet's rows are cumulative since the daemon's start, so that any window is 
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
@@ -45,7 +46,8 @@ class FleetHistogram(NamedTuple):
     counts: Floats
 
 
-class FleetRow(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetRow:
     """The fleet at one tick: `sums` by `SUMS`, histograms by name."""
 
     at: float
