@@ -231,15 +231,16 @@ def gather(
     lost = (serving_pods - known) * joined.engines_per_pod
     kv, suspect, stalled = _kv_usage(engines, overview, memory, rows, cold, lost, at)
     grace, late_s = policy.pending.grace_s, policy.health.ready_within_s
-    young = sum(1 for created in joined.starting if at - created <= grace)
+    ages = [at - created for created in joined.starting]
+    young = len([age for age in ages if age <= grace])
     ordered = snapshot.target.current_replicas * per
     missing_pods = max(0, ordered - joined.live)
     loading = max(0, min(young + missing_pods, ordered - joined.ready))
     return Facts(
         ready=ready,
         loading=-(-loading // per),
-        overdue=sum(1 for created in joined.starting if late_s < at - created < 2.0 * late_s),
-        stuck=sum(1 for since in joined.unschedulable if at - since > policy.pending.unschedulable_after_s),
+        overdue=len([age for age in ages if late_s < age < 2.0 * late_s]),
+        stuck=len([since for since in joined.unschedulable if at - since > policy.pending.unschedulable_after_s]),
         expected=serving_pods,
         known=known,
         cold=joined.count_pods(cold) if cold is not None else 0,

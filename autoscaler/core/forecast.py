@@ -49,14 +49,14 @@ def forecast_demand(
     quantile = error_quantile(prediction, ranked_errors)
     fits = [_fit(prediction, bins, at, regime) for bins, regime in zip(window.terms, regimes, strict=True)]
     # On top of a trend a jump must not forecast less than the trend alone would: both count when a regime begins.
-    likely = [*fits, *(fit.before for fit in fits if fit.before is not None)]
+    likely = fits + [fit.before for fit in fits if fit.before is not None]
     ahead = horizon_s / prediction.bin_s
     views: list[tuple[float, float, float]] = []
     for fit in likely:
         top = fit.level + max(0.0, fit.slope * ahead)
         views.append((top, max(fit.sd, quantile * top / 1.645), fit.level))
     top, sigma, level = max(views, key=lambda view: view[0] + prediction.z_up * view[1])
-    keep = max(top + prediction.z_keep * sigma for top, sigma, _ in views)
+    keep = max([top + prediction.z_keep * sigma for top, sigma, _ in views])
     return Forecast(
         horizon_s=horizon_s,
         level=level,

@@ -19,7 +19,9 @@ DeviceKey = tuple[str, str, str]
 
 def clip(value: float) -> float:
     """Return the value pulled into [0, 1]."""
-    return min(1.0, max(0.0, value))
+    if not value > 0.0:
+        return 0.0
+    return min(1.0, value)
 
 
 class Evidence(NamedTuple):

@@ -418,7 +418,8 @@ def spanned_seconds(seconds: float, spanned: float, pods: float) -> float:
         spanned: pod-seconds that the increases span.
         pods: expected, on average.
     """
-    return max(seconds, spanned / max(pods, 1.0))
+    worked = spanned / pods if pods > 1.0 else spanned
+    return max(seconds, worked)
 
 
 def row_at(times: tuple[float, ...], at: float) -> int:
