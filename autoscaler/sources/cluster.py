@@ -51,6 +51,7 @@ class Pace:
         watch_s: how long a stream is asked to last. That it ends as asked confirms the view: of kinds in which nothing
             happens a server says nothing before, and sends no bookmarks either.
         stale_s: how old the last confirmation may be: a healthy stream's never is older than `watch_s` and a second.
+        lost_s: how long there may be no stream at all, and no new one to be had.
         relist_s: lists of one kind are at least this far apart.
         backoff_s, max_backoff_s: before the first and before the later retries, doubled with each, less up to a half.
         hidden_s: before a kind that must not be seen is asked for again.
@@ -58,6 +59,7 @@ class Pace:
 
     watch_s: int = 20
     stale_s: float = 30.0
+    lost_s: float = 10.0
     relist_s: float = 1.0
     backoff_s: float = 0.5
     max_backoff_s: float = 5.0
@@ -89,6 +91,7 @@ class Watched:
         self._path = f"{KINDS[kind][1]}/namespaces/{quote(namespace, safe='')}/{kind}"
         self._prune = PRUNE[kind]
         self._confirmed_at = -math.inf
+        self._lost_at = math.inf
         self._failures = 0
 
     @property
@@ -98,12 +101,14 @@ class Watched:
 
     def check(self) -> None:
         """Raise TargetError when the items cannot be relied upon."""
-        age_s = self._clock.now() - self._confirmed_at
+        now = self._clock.now()
+        age_s = now - self._confirmed_at
         trouble = self.trouble or TargetError("unreachable", "silence")
-        if self.hidden or (age_s <= self._pace.stale_s and trouble.reason not in REFUSED):
+        believed = age_s <= self._pace.stale_s and now - self._lost_at <= self._pace.lost_s
+        if self.hidden or (believed and trouble.reason not in REFUSED):
             return
         reason = "unreachable" if trouble.reason == "expired" else trouble.reason
-        age = f"{self.kind}: no word for {age_s:.0f} s; " if self._pace.stale_s < age_s < math.inf else ""
+        age = "" if believed or age_s == math.inf else f"{self.kind}: no word for {age_s:.0f} s; "
         # Without the wish for patience: the client keeps it, and a read of the cache asks nobody.
         raise TargetError(reason, f"{age}{trouble.detail}"[:DETAIL_LENGTH])
 
@@ -156,7 +161,7 @@ class Watched:
         while True:
             opened_at, heard = self._clock.now(), 0
             async with self._api.watch(self._path, version, self._pace.watch_s) as events:
-                self.trouble = None
+                self.trouble, self._lost_at = None, math.inf
                 self.attempted.set()
                 async for event in events:
                     version, heard = self._apply(event), heard + 1
@@ -197,7 +202,7 @@ class Watched:
 
     def _failed(self, error: TargetError) -> float:
         """Take note that there is no stream; return how long to wait before the next."""
-        self.trouble = error
+        self.trouble, self._lost_at = error, min(self._lost_at, self._clock.now())
         self.attempted.set()
         if self.hidden:
             self.changes += bool(self.items)

@@ -226,6 +226,8 @@ class FakeKubelet:
             if pod.task is not None:
                 pod.task.cancel()
             pod.task = asyncio.create_task(self._guard(pod, self._terminate(pod)))
+        if pod.ready and not _is_said_ready(pod):
+            pod.changed.set()
 
     async def _forget(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
@@ -270,7 +272,8 @@ class FakeKubelet:
         await pod.server.start(pod.ip, self._settings.port)
         while not pod.crash:
             pod.changed.clear()
-            if pod.ready is not pod.probe:
+            # The node controller says of a node's pods that they are not ready when no kubelet was heard for a while.
+            if pod.ready is not pod.probe or pod.ready is not _is_said_ready(pod):
                 pod.ready = pod.probe
                 await self._write(pod, "Running")
             await pod.changed.wait()
@@ -400,6 +403,12 @@ def _is_ready(pod: FakePod) -> bool:
     """
     known = _containers(pod.item)
     return bool(known) and all(item["ready"] for item in known)
+
+
+def _is_said_ready(pod: FakePod) -> bool:
+    """Return whether the API has the pod as ready."""
+    known: list[Json] = pod.item.get("status", {}).get("conditions") or []
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in known)
 
 
 def _containers(item: Json) -> list[Json]:

@@ -303,17 +303,24 @@ async def test_the_end_of_a_stream_confirms_a_view_in_which_nothing_happens(
     assert fake.verbs() == ["list pods", "watch pods", "watch pods"]
 
 
-async def test_a_server_that_is_gone_is_said_with_its_own_words(
+async def test_a_server_that_is_gone_is_said_after_ten_seconds_with_its_own_words(
     fake: FakeApi, api: KubernetesApi, clock: ManualClock
 ) -> None:
-    fake.faults = {"watch pods": [Fault(cut=True)], "list pods": [Fault(), *[Fault(status=503)] * 99]}
-    async with watching(api, clock) as watched:
-        for number in range(1, 12):
+    async with watching(api, clock, watch_s=1) as watched:
+        await until(lambda: bool(fake.watches))
+        fake.faults = {"watch pods": [Fault(cut=True)], "list pods": [Fault(status=503)] * 3}
+        clock.move(20.0)
+        for number, pause_s in ((2, 0.0), (3, 1.0), (4, 5.0), (5, 4.0)):
+            clock.move(pause_s)
             await until(lambda count=number: len(clock.dues) == count)  # type: ignore[misc]
-            clock.move(5.0)
-        with pytest.raises(TargetError, match=r"^unreachable: pods: no word for 55 s; GET .*: 503") as caught:
+            watched.check()
+        clock.move(0.1)
+        with pytest.raises(TargetError, match=r"^unreachable: pods: no word for 10 s; GET .*: 503") as caught:
             watched.check()
         assert caught.value.retry_after_s is None
+        clock.move(5.0)
+        await until(lambda: watched.trouble is None)
+        watched.check()
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])

@@ -401,11 +401,12 @@ async def test_invisible_hpas_are_told_and_tolerated(
     fake: FakeApi, api: KubernetesApi, request_name: str, fault: Fault
 ) -> None:
     fake.hpas = [hpa("h")]
-    fake.faults = {f"{request_name} horizontalpodautoscalers": [fault]}
+    fake.faults = {f"{request_name} horizontalpodautoscalers": [fault] * 1000}
     async with reading(api) as target:
         seen = [target.hpa_visible]
         assert (await target.read()).other_owner == ""
         seen.append(target.hpa_visible)
+        fake.faults.clear()
         await until(target, lambda status: status.other_owner != "")
         seen.append(target.hpa_visible)
     assert seen == [None, False, True]
