@@ -82,8 +82,9 @@ def _rows(values: Floats, increase: Increase) -> tuple[Floats, Floats]:
     # An engine that does not count its cached tokens computes all of them.
     prefill = np.maximum(np.fmin(prompt, prompt - cached), 0.0)
     # Each token but a request's first is one observation of ITL: their sum over their count is the mean step.
-    busy = (generated > 0.0) & (iterations * itl_sum >= MIN_BUSY * elapsed * generated) & (elapsed > 0.0)
-    enough = (increase.was_running >= 2.0) & (running >= 2.0) & (iterations >= MIN_ITERATIONS)
+    whole = elapsed * generated
+    busy = (whole > 0.0) & (iterations * itl_sum >= MIN_BUSY * whole)
+    enough = (np.minimum(increase.was_running, running) >= 2.0) & (iterations >= MIN_ITERATIONS)
     usable = busy & enough & np.isfinite(resident + prefill)
     steps = iterations[usable]
     design = np.empty((len(steps), 4))
