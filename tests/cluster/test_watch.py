@@ -57,11 +57,17 @@ async def watched(caches: ClusterCaches, place: Place, name: str = "chat") -> As
 
 
 async def until(target: DeploymentTarget, true: Callable[[TargetStatus], bool], what: str) -> TargetStatus:
-    """Return the status once something is true of it. Raises TargetError, and TimeoutError after the limit."""
+    """Return the status once something is true of it. Raises TimeoutError after the limit.
+
+    A read may fail in the meantime: after an outage one kind's stream is back before another's.
+    """
     found: list[TargetStatus] = []
 
     async def is_true() -> bool:
-        found[:] = [await target.read()]
+        try:
+            found[:] = [await target.read()]
+        except TargetError:
+            return False
         return true(found[0])
 
     await eventually(is_true, what, LIMIT_S)
