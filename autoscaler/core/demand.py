@@ -1,24 +1,17 @@
 """Demand: the work of the last minutes, in replicas. It does not fall when replicas are added."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter, sub
+from operator import sub
 from typing import NamedTuple
 
 from autoscaler.core.policy import Policy, StepTime
 from autoscaler.core.types import Demand, GapReason
-from autoscaler.core.window import SUMS, FleetRow, row_at, spanned_seconds
+from autoscaler.core.window import FleetRow, row_at, spanned_seconds
 
 MIN_FIRST_TOKENS = 20.0
 MIN_BINS = 3
-WORK = (
-    *("first_tokens", "prompt_tokens", "cached_prompt_tokens", "generation_tokens", "waiting", "running", "kv_tokens"),
-    *("covered", "expected", "ticks", "spanned"),
-)
-_work: Callable[[Sequence[float]], tuple[float, ...]] = itemgetter(*(SUMS[name] for name in WORK))
-"""Takes what work is made of from a row's sums."""
 MAX_BASE_SHARE = 0.3
 """Floor of 1 - c0 / (share of the ITL SLO): an SLO near the bare step time would ask for endless replicas."""
 
@@ -60,10 +53,9 @@ def measure_demand(
     edges = _edges(policy, rows, times)
     if len(edges) < MIN_BINS + 1:
         return DemandWindow(latest=Demand(gap=GapReason.NO_HISTORY))
-    work = [(row.at, *_work(row.sums)) for row in edges]
-    prompt = _prompt_per_request(work[0], work[-1])
+    prompt = _prompt_per_request(edges[0], edges[-1])
     law = _law(policy, line, capacity, prompt or 0.0)
-    bins = [law.terms(old, new) for old, new in pairwise(work)]
+    bins = [law.terms(old, new) for old, new in pairwise(edges)]
     terms = tuple(zip(*bins, strict=True))
     itl, kv, sequences = bins[-1]
     missing = sum(map(math.isnan, terms[0]))
@@ -86,9 +78,9 @@ def _edges(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...])
     return found
 
 
-def _prompt_per_request(old: Sequence[float], new: Sequence[float]) -> float | None:
-    """Return prefill tokens per first token between two edges; None with fewer than `MIN_FIRST_TOKENS`."""
-    _, first_tokens, prompted, cached, *_ = map(sub, new, old)
+def _prompt_per_request(old: FleetRow, new: FleetRow) -> float | None:
+    """Return prefill tokens per first token between two rows; None with fewer than `MIN_FIRST_TOKENS`."""
+    _, first_tokens, prompted, cached, *_ = map(sub, new.work, old.work)
     return max(0.0, prompted - cached) / first_tokens if first_tokens >= MIN_FIRST_TOKENS else None
 
 
@@ -111,11 +103,11 @@ class _Law:
     sequence_s: float
     min_coverage: float
 
-    def terms(self, old: Sequence[float], new: Sequence[float]) -> tuple[float, float, float]:
-        """Return the replicas that the work between two edges needs, by term; NaN when too few engines covered it."""
+    def terms(self, old: FleetRow, new: FleetRow) -> tuple[float, float, float]:
+        """Return the replicas that the work between two rows needs, by term; NaN when too few engines covered it."""
         # Prefix-cache hits need not be computed; requests that queue up are work that arrives and is not yet served.
         elapsed, _, prompted, cached, generated, waiting, running, kv_tokens, covered, expected, ticks, spanned = map(
-            sub, new, old
+            sub, new.work, old.work
         )
         if not expected > 0.0 or covered < self.min_coverage * expected:
             return math.nan, math.nan, math.nan

@@ -5,9 +5,9 @@ The fleet's rows are cumulative since the daemon's start, so that any window is 
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from operator import add
+from operator import add, itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -39,6 +39,14 @@ SUMS: dict[str, int] = {
 span, then the waiting requests as they are."""
 
 
+WORK = (
+    *("first_tokens", "prompt_tokens", "cached_prompt_tokens", "generation_tokens", "waiting", "running", "kv_tokens"),
+    *("covered", "expected", "ticks", "spanned"),
+)
+"""The sums that demand is made of."""
+_work: Callable[[Sequence[float]], tuple[float, ...]] = itemgetter(*(SUMS[name] for name in WORK))
+
+
 class FleetHistogram(NamedTuple):
     """Cumulative observations of the whole fleet since the daemon's start."""
 
@@ -48,11 +56,12 @@ class FleetHistogram(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetRow:
-    """The fleet at one tick: `sums` by `SUMS`, histograms by name."""
+    """The fleet at one tick: `sums` by `SUMS`, histograms by name; `work` is `at`, then the sums that `WORK` names."""
 
     at: float
     sums: tuple[float, ...]
     histograms: Mapping[str, FleetHistogram]
+    work: tuple[float, ...]
 
 
 class Observations(NamedTuple):
@@ -391,11 +400,16 @@ def next_row(previous: FleetRow | None, at: float, added: Sequence[float], incre
         added: by `SUMS`, what this tick adds; the last, the waiting requests, is the new value itself.
     """
     if previous is None:
-        return FleetRow(at, tuple(added), increase.histograms)
+        return fleet_row(at, tuple(added), increase.histograms)
     histograms = dict(previous.histograms)
     for name, histogram in increase.histograms.items():
         histograms[name] = _add(histograms.get(name), histogram)
-    return FleetRow(at, (*map(add, previous.sums[:-1], added), added[-1]), histograms)
+    return fleet_row(at, (*map(add, previous.sums[:-1], added), added[-1]), histograms)
+
+
+def fleet_row(at: float, sums: tuple[float, ...], histograms: Mapping[str, FleetHistogram]) -> FleetRow:
+    """Return the row of these sums; its work is picked out once, because demand asks for it in many ticks."""
+    return FleetRow(at, sums, histograms, (at, *_work(sums)))
 
 
 def observations(old: FleetRow, new: FleetRow, name: str) -> Observations | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autoscaler.core.demand import Capacity, DemandWindow, measure_demand
 from autoscaler.core.policy import Policy, Prediction, ReplicaBounds, Slo, Slos, StepTime, TargetRef
 from autoscaler.core.types import GapReason
-from autoscaler.core.window import SUMS, FleetRow
+from autoscaler.core.window import SUMS, FleetRow, fleet_row
 from tests.core.world import World
 
 POLICY = Policy(name="p", target=TargetRef(deployment="d"), replicas=ReplicaBounds(max=20))
@@ -28,7 +28,7 @@ def history(bins: list[dict[str, float]], *, ticks: int = 12, interval_s: float 
     Gauges (`running`, `kv_tokens`, `covered`, `expected`) are summed over ticks; `waiting` is reached at a bin's end.
     """
     sums, waiting = np.zeros(len(SUMS)), bins[0].get("waiting", 0.0)
-    rows = [FleetRow(START, _with_waiting(sums, waiting), {})]
+    rows = [fleet_row(START, _with_waiting(sums, waiting), {})]
     for one in bins:
         added = {"covered": 4.0, "expected": 4.0, **one}
         for tick in range(ticks):
@@ -37,7 +37,7 @@ def history(bins: list[dict[str, float]], *, ticks: int = 12, interval_s: float 
                 sums[SUMS[name]] += value if gauge else value * interval_s
             sums[SUMS["ticks"]] += 1.0
             waiting = one.get("waiting", 0.0) if tick == ticks - 1 else waiting
-            rows.append(FleetRow(rows[-1].at + interval_s, _with_waiting(sums, waiting), {}))
+            rows.append(fleet_row(rows[-1].at + interval_s, _with_waiting(sums, waiting), {}))
     return tuple(rows)
 
 
