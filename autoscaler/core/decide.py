@@ -117,7 +117,7 @@ def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:
 def _missing_for_up(tick: Tick) -> str:
     if tick.score.value is None:
         return f"needs known parts of weight {tick.policy.score.min_known_weight:g}, has {tick.score.known_weight:.2f}"
-    if ordering_score(tick) is not None:
+    if tick.facts.loading and ordering_score(tick) is not None:
         return f"{tick.facts.loading} replicas are loading"
     threshold = tick.policy.scale_up.threshold
     needs = [f"score {pressure(tick):.2f} of {threshold:g}"]
