@@ -103,7 +103,7 @@ def _fit(prediction: Prediction, bins: Sequence[float], at: float, regime: Regim
 
 def _young_fit(values: Sequence[float], regime: Regime) -> _Fit:
     """Return the fit of a regime with too few bins for a trend; its deviation is the remembered one."""
-    level = max(values) if len(values) < 3 else sum(values) / len(values)
+    level = max(values) if len(values) < 3 else math.fsum(values) / len(values)
     return _Fit(level, 0.0, regime.relative_sd * level, regime)
 
 
@@ -204,9 +204,10 @@ def linear_trend(points: Sequence[Point], horizon_s: float) -> float:
     last_at, last = points[-1]
     count = len(points)
     times = [at - last_at for at, _ in points]
-    mean_time, mean = sum(times) / count, sum(value for _, value in points) / count
-    spread = sum((time - mean_time) ** 2 for time in times)
+    # `fsum`, because what `sum` makes of floats is not the same in every version of Python.
+    mean_time, mean = math.fsum(times) / count, math.fsum(value for _, value in points) / count
+    spread = math.fsum((time - mean_time) * (time - mean_time) for time in times)
     if spread <= 0.0:
         return last
-    slope = sum((time - mean_time) * value for time, (_, value) in zip(times, points, strict=True)) / spread
+    slope = math.fsum((time - mean_time) * value for time, (_, value) in zip(times, points, strict=True)) / spread
     return mean + slope * (horizon_s - mean_time)

@@ -206,7 +206,7 @@ def _backlog(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]) 
     terms = _backlog_terms(policy, evidence, waiting, wait_s, upstream)
     if settings.combine == "weighted":
         shares = dict(zip(("waiting", "pending", "wait"), settings.weights, strict=True))
-        value = clip(sum(shares[name] * terms.get(name, (0.0, ""))[0] for name in shares))
+        value = clip(math.fsum(shares[name] * terms.get(name, (0.0, ""))[0] for name in shares))
         driver = max(terms, key=lambda name: shares.get(name, 0.0) * terms[name][0])
     else:
         driver = max(terms, key=lambda name: terms[name][0])
