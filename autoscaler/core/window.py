@@ -37,8 +37,6 @@ SUMS: dict[str, int] = {
 }
 """Columns of a fleet row: increases of counters, gauges and pods summed over ticks, the pod-seconds that the increases
 span, then the waiting requests as they are."""
-
-
 WORK = (
     *("first_tokens", "prompt_tokens", "cached_prompt_tokens", "generation_tokens", "waiting", "running", "kv_tokens"),
     *("covered", "expected", "ticks", "spanned"),
@@ -142,7 +140,7 @@ def remember_engines(
     """Return the memory to keep, its rows of this tick's engines, and what these added since their last readings.
 
     An engine seen for the first time adds nothing, unless it started inside the window: then all it counted is new.
-    A reset of any of its series is one of all of them. A vanished engine is remembered while its pod is in `pods`.
+    A reset of any counter or wanted histogram is one of all its series. A vanished engine is remembered while its pod is in `pods`.
 
     Args:
         wanted: names of the histograms whose increases are asked for.
@@ -165,7 +163,7 @@ def remember_engines(
 
 
 def _least(change: Floats) -> list[float]:
-    """Return the smallest change of each column over the engines that say it; NaN read times stay, of new engines."""
+    """Return the smallest change of each column over the engines that say it; NaN read time where one is new."""
     least: list[float] = np.minimum.reduce(change, axis=0, initial=np.inf).tolist()
     if math.isnan(sum(least[FIRST_COUNTER:], least[STARTED_AT])):
         said: list[float] = np.fmin.reduce(change, axis=0, initial=np.inf).tolist()
