@@ -140,7 +140,8 @@ def remember_engines(
     """Return the memory to keep, its rows of this tick's engines, and what these added since their last readings.
 
     An engine seen for the first time adds nothing, unless it started inside the window: then all it counted is new.
-    A reset of any counter or wanted histogram is one of all its series. A vanished engine is remembered while its pod is in `pods`.
+    A reset of any counter or wanted histogram is one of all its series. A vanished engine is remembered while its pod
+    is in `pods`.
 
     Args:
         wanted: names of the histograms whose increases are asked for.
