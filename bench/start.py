@@ -40,7 +40,10 @@ def _once(one: Cluster, policy: str) -> list[str]:
 def _seconds(arguments: list[str]) -> float:
     """Return how long it took to the first decision, or to the end of a command that decides nothing."""
     started = perf_counter()
-    process = subprocess.Popen([*_COMMAND, *arguments], stdout=subprocess.PIPE, env=_ENVIRONMENT)
+
+    process = subprocess.Popen(
+        [*_COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_ENVIRONMENT
+    )
     assert process.stdout is not None
     with process.stdout:
         line = next((line for line in process.stdout if b'"decision"' in line), b"")
