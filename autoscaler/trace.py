@@ -37,7 +37,7 @@ _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 26
 
 _Json = dict[str, Any]
-_decode_json = json.JSONDecoder().decode
+_decode_json = json.JSONDecoder().raw_decode
 _encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -283,7 +283,10 @@ class TraceReader:
     def _parse(self, line: bytes, *keys: str) -> _Json:
         """Return a line's content, which has at least these keys."""
         try:
-            content = _decode_json(line.decode())
+            text = line.decode()
+            content, end = _decode_json(text)
+            if text[end:].strip():
+                raise ValueError(f"more after column {end}")
         except (ValueError, RecursionError) as error:
             raise self._error(f"not JSON: {error}") from error
         if not isinstance(content, dict) or not all(map(content.__contains__, keys)):

@@ -114,7 +114,6 @@ class Known:
     Args:
         columns: names of the columns of `values`.
         counts: the counts of all blocks of `layout`, one after the other.
-        gpu_fields: of each of `gpus`, by name; kept by the reader only.
     """
 
     columns: tuple[str, ...] = COLUMNS
@@ -124,7 +123,6 @@ class Known:
     layout: _Layout = field(default_factory=lambda: _lay_out(()))
     counts: Floats = field(default_factory=lambda: np.zeros(0))
     gpus: tuple[Gpu, ...] = ()
-    gpu_fields: list[_Difference] = field(default_factory=list)
     samples: tuple[Sample, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
@@ -376,15 +374,34 @@ def _columns_of(gpus: tuple[Gpu, ...], names: Iterable[str]) -> dict[str, list[A
 
 
 def _read_gpus(known: Known, line: _Difference) -> tuple[Gpu, ...]:
-    if "gpus" not in line and "gpu_readings" not in line:
-        return known.gpus
     if "gpus" in line:
-        known.gpu_fields = [_convert(Gpu, gpu) for gpu in line["gpus"]]
-    else:
-        for name, readings in line["gpu_readings"].items():
-            for gpu, reading in zip(known.gpu_fields, map(to_number, readings), strict=True):
-                gpu[name] = reading
-    known.gpus = tuple([Gpu(**gpu) for gpu in known.gpu_fields])
+        known.gpus = tuple(Gpu(**_convert(Gpu, gpu)) for gpu in line["gpus"])
+    elif "gpu_readings" in line:
+        new = line["gpu_readings"]
+        readings = [
+            map(to_number, new[name]) if name in new else [getattr(gpu, name) for gpu in known.gpus]
+            for name in _GPU_READINGS
+        ]
+        # Written out: `replace` takes three times as long, and a fleet's readings change every few ticks.
+        known.gpus = tuple(
+            [
+                Gpu(
+                    uuid=gpu.uuid,
+                    instance=gpu.instance,
+                    pod_uid=gpu.pod_uid,
+                    attribution=gpu.attribution,
+                    shared=gpu.shared,
+                    memory_used=memory_used,
+                    memory_free=memory_free,
+                    pod_memory_used=pod_memory_used,
+                    utilization=utilization,
+                    xid=xid,
+                )
+                for gpu, memory_used, memory_free, pod_memory_used, utilization, xid in zip(
+                    known.gpus, *readings, strict=True
+                )
+            ]
+        )
     return known.gpus
 
 

@@ -9,6 +9,7 @@ import pytest
 from autoscaler.core import delta
 from autoscaler.core.signals import COLUMN, ENGINE_COLUMNS
 from autoscaler.core.types import (
+    Attribution,
     EngineKey,
     Engines,
     Floats,
@@ -157,6 +158,26 @@ def test_an_engine_that_stays_keeps_its_numbers_when_another_comes_or_goes() -> 
     assert line["adds"] == [[COLUMN["generation_tokens"]], "50 1"]
     assert line["increments"] == "0 1 4 1"
     assert_same(delta.decode(reader, line), snapshot)
+
+
+def test_new_readings_leave_a_device_all_that_it_is() -> None:
+    device = Gpu(
+        uuid="g0",
+        instance="3",
+        pod_uid="a",
+        attribution=Attribution.PER_PROCESS,
+        shared=True,
+        memory_used=7.0,
+        memory_free=2.0,
+        pod_memory_used=5.0,
+        utilization=0.5,
+        xid=31,
+    )
+    assert all(getattr(device, each.name) != each.default for each in fields(Gpu)), "a field's default shows no loss"
+    writer, reader = delta.Known(), delta.Known()
+    for gpu in (device, replace(device, memory_used=8.0), replace(device, memory_used=8.0, xid=79, utilization=None)):
+        snapshot = changed(gpus=(gpu,))
+        assert_same(delta.decode(reader, delta.encode(writer, snapshot)), snapshot)
 
 
 def test_parts_that_did_not_change_are_the_same_objects() -> None:
