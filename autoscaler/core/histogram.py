@@ -1,7 +1,7 @@
 """Classic histograms: quantiles, shares, and the merging of bucket layouts. Rules as Prometheus has them."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -95,6 +95,20 @@ def deviation(bounds: tuple[float, ...], cumulative: Sequence[float]) -> float:
     middles, squares = _middles(bounds)
     mean = sum(map(mul, middles, counts)) / total
     return math.sqrt(max(0.0, sum(map(mul, squares, counts)) / total - mean * mean))
+
+
+def is_spread(bounds: tuple[float, ...], cumulative: Sequence[float], limit: float) -> bool:
+    """Tell whether the deviation, as `deviation` has it, is above a limit; not without observations.
+
+    First a bound: seen from limit / 2, what is within the limit is at most limit / 2 away, and the rest is no farther
+    than the highest bucket in use.
+    """
+    total, half, index = cumulative[-1], limit / 2.0, bisect_right(bounds, limit)
+    beyond = total - (cumulative[index - 1] if index else 0.0)
+    farthest = bounds[min(bisect_left(cumulative, total), len(bounds) - 2)] - half
+    if total * half * half + beyond * farthest * farthest <= total * limit * limit:
+        return False
+    return deviation(bounds, cumulative) > limit
 
 
 @lru_cache(maxsize=64)

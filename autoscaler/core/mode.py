@@ -1,10 +1,9 @@
 """The trigger mode: what kind of situation a snapshot shows."""
 
-import math
 from collections.abc import Callable
 
 from autoscaler.core.guards import Tick
-from autoscaler.core.histogram import deviation
+from autoscaler.core.histogram import is_spread
 from autoscaler.core.types import Mode
 from autoscaler.core.window import SUMS, observations, row_at
 
@@ -40,8 +39,7 @@ def _is_jittery(tick: Tick) -> bool:
     observed = observations(tick.state.rows[position], tick.state.rows[-1], "itl")
     if observed is None:
         return False
-    spread = deviation(observed.bounds, observed.counts)
-    return math.isfinite(spread) and spread > slo.seconds
+    return is_spread(observed.bounds, observed.counts, slo.seconds)
 
 
 def _is_imbalanced(tick: Tick) -> bool:

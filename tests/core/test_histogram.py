@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.histogram import deviation, quantile, rebased, rising, share_within, slowest, union
+from autoscaler.core.histogram import deviation, is_spread, quantile, rebased, rising, share_within, slowest, union
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data/prometheus/quantile_vectors.json").read_text())
 
@@ -100,3 +100,10 @@ def test_rebasing_keeps_the_total_and_its_own_bounds(counts: list[int]) -> None:
     moved = rebased(bounds, cumulative, onto)
     assert all(before <= after + 1e-9 for before, after in pairwise(moved))
     assert [moved[onto.index(bound)] for bound in bounds] == pytest.approx(cumulative.tolist())
+
+
+@given(own=st.lists(st.integers(0, 50), min_size=2, max_size=8), limit=st.floats(0.01, 20.0))
+def test_spread_is_a_deviation_above_the_limit(own: list[int], limit: float) -> None:
+    bounds = (*(float(index + 1) for index in range(len(own) - 1)), math.inf)
+    cumulative = [float(count) for count in accumulate(own)]
+    assert is_spread(bounds, cumulative, limit) is (deviation(bounds, cumulative) > limit)
