@@ -6,10 +6,10 @@ UV := $(BIN)/uv
 export HYPOTHESIS_PROFILE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench lock clean nightly cluster-tools
+.PHONY: help install demo test lint format bench lock clean nightly cluster-tools test-cluster
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml requirements-dev.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,10 +23,12 @@ install: $(VENV)/.installed ## Make .venv with all that development needs
 demo: install ## Run the daemon against an embedded fleet: a day's traffic, then a report
 	$(BIN)/autoscaler demo
 
-test: install ## Run all tests (first gets Debian's prometheus and builds a control plane, where it may)
+test: install ## Run all tests but the cluster's (gets Debian's prometheus where it may)
 	@tests/install-prometheus
-	@tests/cluster/build-tools
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not cluster"
+
+test-cluster: install cluster-tools ## Run the tests against a real control plane
+	$(BIN)/python -m pytest tests/cluster
 
 cluster-tools: ## Build the Kubernetes commands that the cluster tests run (seven minutes, once a version)
 	@tests/cluster/build-tools
