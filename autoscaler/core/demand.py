@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from autoscaler.core.policy import Policy, StepTime
 from autoscaler.core.types import Demand, GapReason
-from autoscaler.core.window import FleetRow, row_at, spanned_seconds
+from autoscaler.core.window import SUMS, FleetRow, row_at, spanned_seconds
 
 MIN_FIRST_TOKENS = 20.0
 MIN_BINS = 3
+FIRST_TOKENS = SUMS["first_tokens"]
 MAX_BASE_SHARE = 0.3
 """Floor of 1 - c0 / (share of the ITL SLO): an SLO near the bare step time would ask for endless replicas."""
 
@@ -80,8 +81,9 @@ def _edges(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...])
 
 def _prompt_per_request(old: FleetRow, new: FleetRow) -> float | None:
     """Return prefill tokens per first token between two rows; None with fewer than `MIN_FIRST_TOKENS`."""
-    _, first_tokens, prompted, cached, *_ = map(sub, new.work, old.work)
-    return max(0.0, prompted - cached) / first_tokens if first_tokens >= MIN_FIRST_TOKENS else None
+    requests = new.sums[FIRST_TOKENS] - old.sums[FIRST_TOKENS]
+    _, prefill, *_ = map(sub, new.work, old.work)
+    return max(0.0, prefill) / requests if requests >= MIN_FIRST_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +107,14 @@ class _Law:
 
     def terms(self, old: FleetRow, new: FleetRow) -> tuple[float, float, float]:
         """Return the replicas that the work between two rows needs, by term; NaN when too few engines covered it."""
-        # Prefix-cache hits need not be computed; requests that queue up are work that arrives and is not yet served.
-        elapsed, _, prompted, cached, generated, waiting, running, kv_tokens, covered, expected, ticks, spanned = map(
+        elapsed, prefill, generated, waiting, running, kv_tokens, covered, expected, ticks, spanned = map(
             sub, new.work, old.work
         )
         if not expected > 0.0 or covered < self.min_coverage * expected:
             return math.nan, math.nan, math.nan
         seconds = spanned_seconds(elapsed, spanned, expected / ticks)
-        prefill = max(prompted - cached + waiting * self.prompt, 0.0) / seconds
+        # Requests that queue up are work that arrives and is not yet served.
+        prefill = max(prefill + waiting * self.prompt, 0.0) / seconds
         context = kv_tokens / running if running > 0.0 else self.prompt
         generated /= seconds
         work = self.line.cp * prefill + (self.line.cb + self.line.ck * context) * generated

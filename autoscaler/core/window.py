@@ -37,11 +37,8 @@ SUMS: dict[str, int] = {
 }
 """Columns of a fleet row: increases of counters, gauges and pods summed over ticks, the pod-seconds that the increases
 span, then the waiting requests as they are."""
-WORK = (
-    *("first_tokens", "prompt_tokens", "cached_prompt_tokens", "generation_tokens", "waiting", "running", "kv_tokens"),
-    *("covered", "expected", "ticks", "spanned"),
-)
-"""The sums that demand is made of."""
+WORK = ("generation_tokens", "waiting", "running", "kv_tokens", "covered", "expected", "ticks", "spanned")
+"""The sums that demand is made of, beside prompt tokens."""
 _work: Callable[[Sequence[float]], tuple[float, ...]] = itemgetter(*(SUMS[name] for name in WORK))
 
 
@@ -54,7 +51,10 @@ class FleetHistogram(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetRow:
-    """The fleet at one tick: `sums` by `SUMS`, histograms by name; `work` is `at`, then the sums that `WORK` names."""
+    """The fleet at one tick: `sums` by `SUMS`, histograms by name.
+
+    `work` is `at`, the prompt tokens that no prefix cache supplied, then the sums that `WORK` names.
+    """
 
     at: float
     sums: tuple[float, ...]
@@ -408,7 +408,8 @@ def next_row(previous: FleetRow | None, at: float, added: Sequence[float], incre
 
 def fleet_row(at: float, sums: tuple[float, ...], histograms: Mapping[str, FleetHistogram]) -> FleetRow:
     """Return the row of these sums; its work is picked out once, because demand asks for it in many ticks."""
-    return FleetRow(at, sums, histograms, (at, *_work(sums)))
+    prefill = sums[SUMS["prompt_tokens"]] - sums[SUMS["cached_prompt_tokens"]]
+    return FleetRow(at, sums, histograms, (at, prefill, *_work(sums)))
 
 
 def observations(old: FleetRow, new: FleetRow, name: str) -> Observations | None:
