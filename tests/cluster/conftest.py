@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from autoscaler.testbed.plane import GPUS, MissingToolsError, Plane, find_tools, running_plane
 from tests.cluster.manifests import Place, Pool, new_place
-from tests.cluster.plane import GPUS, MissingToolsError, Plane, find_tools, running_plane
 
 HERE = Path(__file__).parent
 

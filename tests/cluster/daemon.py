@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import Signals
 
-from tests.cluster.api import Json
+from autoscaler.testbed.api import Json
 
 ENTRY = (sys.executable, "-c", "from autoscaler.cli import main; main()", "run")
 LEFT_OUT = {"KUBECONFIG", "KUBERNETES_SERVICE_HOST", "DRY_RUN", "LOG_LEVEL"}

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from tests.cluster.api import Api, Json
-from tests.cluster.kubelet import PREFIX
-from tests.cluster.plane import Plane, Process
+from autoscaler.testbed.api import Api, Json
+from autoscaler.testbed.kubelet import PREFIX
+from autoscaler.testbed.plane import Plane, Process
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/{namespace}/deployments"
 PODS = "/api/v1/namespaces/{namespace}/pods"

@@ -20,7 +20,7 @@ from autoscaler.sources.cluster import RIGHTS as READS
 from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
-from tests.cluster.api import MERGE, STRATEGIC, Api, ApiError, Json
+from autoscaler.testbed.api import MERGE, STRATEGIC, Api, ApiError, Json
 from tests.cluster.manifests import (
     Place,
     Pool,

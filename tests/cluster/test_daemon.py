@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from autoscaler.lease import RIGHTS as ELECTS
-from tests.cluster.api import MERGE
+from autoscaler.testbed.api import MERGE
+from autoscaler.testbed.plane import AuditEvent, Plane
 from tests.cluster.daemon import running_daemon
 from tests.cluster.manifests import (
     Place,
@@ -23,13 +24,13 @@ from tests.cluster.manifests import (
     policy,
     until_granted,
 )
-from tests.cluster.plane import ROOT, AuditEvent, Plane
 
 Right = tuple[str, str, str]
 
+ROOT = Path(__file__).parents[2]
 NAMESPACE = "serving"
 ACCOUNT = "autoscaler"
-BASE, LIVE = "deploy/base", "deploy/overlays/live"
+BASE, LIVE = str(ROOT / "deploy/base"), str(ROOT / "deploy/overlays/live")
 SCALE_WRITE = ("apps", "deployments/scale", "patch")
 # For a write without an answer, for an Event that repeats, and for `--lease`.
 SELDOM_USED = {("apps", "deployments/scale", "get"), ("", "events", "patch")} | ELECTS
@@ -37,7 +38,7 @@ SELDOM_USED = {("apps", "deployments/scale", "get"), ("", "events", "patch")} | 
 
 def granted(*folders: str) -> frozenset[Right]:
     """Return what the folders' Roles grant."""
-    roles = [role for folder in folders for role in yaml.safe_load_all((ROOT / folder / "role.yaml").read_text())]
+    roles = [role for folder in folders for role in yaml.safe_load_all((Path(folder) / "role.yaml").read_text())]
     rules = [rule for role in roles for rule in role.get("rules", ())]
     return frozenset(
         (group, resource, verb)

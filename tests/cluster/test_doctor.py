@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.cli.doctor import needed_rights
-from tests.cluster.api import Json
+from autoscaler.testbed.api import Json
 from tests.cluster.daemon import LEFT_OUT
 from tests.cluster.manifests import Place, Right, autoscaler_of, deployment, grant, policy
 

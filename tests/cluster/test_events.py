@@ -8,7 +8,7 @@ import pytest
 from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.events import RIGHTS as TELLS
 from autoscaler.sources.deployment import RIGHTS as READS
-from tests.cluster.api import MERGE, Json
+from autoscaler.testbed.api import MERGE, Json
 from tests.cluster.daemon import running_daemon
 from tests.cluster.manifests import Place, deployment, eventually, grant, policy
 

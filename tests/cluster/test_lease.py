@@ -23,7 +23,7 @@ from autoscaler.errors import TargetError
 from autoscaler.lease import MAX_BYTES, MERGE_PATCH, PREFIX, RELEASED_S, RIGHTS, Elector, Memories, micro_time
 from autoscaler.sources.cluster import RIGHTS as READS
 from autoscaler.sources.kubernetes_api import KubernetesApi
-from tests.cluster.api import ApiError, Json
+from autoscaler.testbed.api import ApiError, Json
 from tests.cluster.daemon import Daemon, running_daemon
 from tests.cluster.manifests import Place, Right, deployment, eventually, grant, policy
 

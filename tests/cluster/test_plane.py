@@ -10,7 +10,7 @@ from autoscaler.actuators.deployment import scale_patch
 from autoscaler.core.types import ScaleReplicas
 from autoscaler.sources.exposition import SeriesCache, parse_page
 from autoscaler.sources.vllm import is_wanted
-from tests.cluster.api import JSON_PATCH, ApiError, Json
+from autoscaler.testbed.api import JSON_PATCH, ApiError, Json
 from tests.cluster.manifests import (
     Place,
     Pool,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.plane import COMMANDS, TOOLS, MissingToolsError, find_tools, version
+from autoscaler.testbed.plane import COMMANDS, KUBERNETES, MissingToolsError, find_tools
 
+TOOLS = Path(__file__).parent / "tools" / "go.mod"
 SCRIPT = TOOLS.parents[1] / "build-tools"
 USED = ("bash", "dirname", "env", "sed")
 
@@ -42,13 +43,14 @@ def build(folder: Path, **environment: str) -> str:
 def test_all_modules_of_kubernetes_have_one_version() -> None:
     staging = re.findall(r"^\t(\S+) => (\S+) v0\.(\S+)$", TOOLS.read_text(), re.MULTILINE)
     assert len(staging) > 30
-    assert {number for _, _, number in staging} == {version().removeprefix("1.")}
+    assert {number for _, _, number in staging} == {KUBERNETES.removeprefix("1.")}
+    assert re.findall(r"^require k8s\.io/kubernetes v(\S+)$", TOOLS.read_text(), re.MULTILINE) == [KUBERNETES]
     assert all(old == new for old, new, _ in staging)
 
 
 def test_nothing_is_said_where_everything_is_built(tmp_path: Path) -> None:
     executable(tmp_path / "bin" / "go", "echo go1.26.9\n")
-    built(tmp_path / ".cache" / "vllm-autoscaler" / f"kubernetes-{version()}-go1.26.9")
+    built(tmp_path / ".cache" / "vllm-autoscaler" / f"kubernetes-{KUBERNETES}-go1.26.9")
     assert build(tmp_path) == ""
 
 
@@ -87,11 +89,11 @@ def test_the_last_complete_build_of_this_version_is_taken(tmp_path: Path, monkey
         find_tools()
     cache = tmp_path / "vllm-autoscaler"
     built(cache / "kubernetes-1.0.0-go1.26.1")
-    built(cache / f"kubernetes-{version()}-go1.26.3", COMMANDS[1:])
+    built(cache / f"kubernetes-{KUBERNETES}-go1.26.3", COMMANDS[1:])
     with pytest.raises(MissingToolsError):
         find_tools()
-    older = built(cache / f"kubernetes-{version()}-go1.26.1")
-    newer = built(cache / f"kubernetes-{version()}-go1.26.2")
+    older = built(cache / f"kubernetes-{KUBERNETES}-go1.26.1")
+    newer = built(cache / f"kubernetes-{KUBERNETES}-go1.26.2")
     for age, folder in enumerate((newer, older)):
         for name in COMMANDS:
             os.utime(folder / name, (1_000_000 - age, 1_000_000 - age))

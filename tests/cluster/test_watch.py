@@ -17,7 +17,7 @@ from autoscaler.errors import TargetError
 from autoscaler.sources.cluster import RIGHTS, ClusterCaches, Pace
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
-from tests.cluster.api import MERGE
+from autoscaler.testbed.api import MERGE
 from tests.cluster.manifests import Place, deployment, eventually, grant
 
 LIMIT_S = 60.0

@@ -24,7 +24,8 @@ Annotations of a pod that override the defaults, usually set in a pod template:
 `POST http://<podIP>:<port>/fake` with a JSON object changes a ready pod: the numbers of `engine.Load`, `"ready": false`
 for a readiness probe that fails, `"crash": "Error"` or `"OOMKilled"` for a container that ends and starts again.
 
-As a program: `python -m tests.cluster.kubelet --kubeconfig FILE --nodes gpu-0,gpu-1`. It prints a JSON line an event.
+As a program: `python -m autoscaler.testbed.kubelet --kubeconfig FILE --nodes gpu-0,gpu-1`. It prints a JSON line an
+event.
 """
 
 import argparse
@@ -43,8 +44,8 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
-from tests.cluster.api import MERGE, STRATEGIC, Api, ApiError, Json
-from tests.cluster.engine import EngineServer, FakeEngine
+from autoscaler.testbed.api import MERGE, STRATEGIC, Api, ApiError, Json
+from autoscaler.testbed.engine import EngineServer, FakeEngine
 
 PREFIX = "fake-kubelet/"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -432,7 +433,8 @@ def _ignored(status: int) -> Iterator[None]:
 
 def say(**what: Any) -> None:
     """Print an event."""
-    print(json.dumps({"at": stamp(micro=True), **what}), flush=True)
+    sys.stdout.write(json.dumps({"at": stamp(micro=True), **what}) + "\n")
+    sys.stdout.flush()
 
 
 def _arguments(words: list[str]) -> tuple[Path, Settings]:

@@ -12,7 +12,6 @@ import base64
 import contextlib
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -29,10 +28,10 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from tests.cluster.api import Api, ApiError, Json
+from autoscaler.testbed.api import Api, ApiError, Json
 
-ROOT = Path(__file__).parents[2]
-TOOLS = Path(__file__).parent / "tools" / "go.mod"
+KUBERNETES = "1.36.3"
+"""The version that `make cluster-tools` builds."""
 NEEDED = ("openssl", "setpriv")
 COMMANDS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 
@@ -119,18 +118,11 @@ def find_tools() -> Path:
             raise MissingToolsError(f"KUBEBUILDER_ASSETS is set, and there is no {', '.join(absent)} in it")
         return Path(assets)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-autoscaler"
-    built = cache.glob(f"kubernetes-{version()}-*")
+    built = cache.glob(f"kubernetes-{KUBERNETES}-*")
     complete = [folder for folder in built if all(os.access(folder / name, os.X_OK) for name in COMMANDS)]
     if not complete:
         raise MissingToolsError("`make cluster-tools` has not built Kubernetes here")
     return max(complete, key=lambda folder: (folder / COMMANDS[-1]).stat().st_mtime)
-
-
-def version() -> str:
-    """Return the version of Kubernetes that the tools module asks for."""
-    found = re.search(r"^require k8s\.io/kubernetes v(\S+)$", TOOLS.read_text(), re.MULTILINE)
-    assert found is not None, TOOLS
-    return found[1]
 
 
 class Process:
@@ -161,7 +153,6 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=ROOT,
                 process_group=0,  # Ctrl-C is for the tests, which end it in order
             )
 
@@ -289,7 +280,7 @@ class Plane:
         }
         flat = [word for pair in words.items() for word in pair]
         flat += [word for key, value in (labels or {}).items() for word in ("--label", f"{key}={value}")]
-        return Process(name, (sys.executable, "-m", "tests.cluster.kubelet", *flat), self.folder)
+        return Process(name, (sys.executable, "-m", "autoscaler.testbed.kubelet", *flat), self.folder)
 
     @property
     def processes(self) -> tuple[Process, ...]:
@@ -388,7 +379,7 @@ class Plane:
     def kubectl(self, *words: str) -> str:
         """Return what kubectl prints for an administrator. Raises CalledProcessError with what it complains of."""
         command = (str(self.tools / "kubectl"), "--kubeconfig", str(self.kubeconfig), *words)
-        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @asynccontextmanager

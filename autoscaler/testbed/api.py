@@ -181,7 +181,8 @@ class Api:
 
     @property
     def _open(self) -> aiohttp.ClientSession:
-        assert self._session is not None, "use it as a context"
+        if self._session is None:
+            raise RuntimeError("use it as a context")
         return self._session
 
 

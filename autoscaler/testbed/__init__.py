@@ -1,0 +1,1 @@
+"""A cluster on loopback: a real control plane under nodes and pods that only pretend to run."""
