@@ -407,6 +407,21 @@ def deployment(*, name: str = "chat", uid: str = DEPLOYMENT_UID, replicas: int =
     }
 
 
+def manager(
+    name: str, at: float | None = None, *, field: str = "replicas", subresource: str = "", operation: str = "Update"
+) -> Json:
+    """Return an entry of `managedFields`: who wrote which field of the spec, and when."""
+    return {
+        "manager": name,
+        "operation": operation,
+        "apiVersion": "apps/v1",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {"f:metadata": {"f:labels": {}}, "f:spec": {f"f:{field}": {}, "f:template": {}}},
+        **({} if at is None else {"time": stamp(at)}),
+        **({"subresource": subresource} if subresource else {}),
+    }
+
+
 def replica_set(
     name: str, *, owner: str = DEPLOYMENT_UID, revision: int = 1, wanted: int = 2, living: int | None = None
 ) -> Json:

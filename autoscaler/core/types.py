@@ -144,6 +144,9 @@ class TargetStatus:
         rollout: a new revision is being rolled out (status not yet at the spec's generation or revision).
         rollout_unhealthy: pods of the newest revision crash, or cannot pull, while a rollout is under way.
         other_owner: who else writes replicas, e.g. `HorizontalPodAutoscaler/chat`; "" for nobody.
+        scaled_by: the field manager that last changed `spec.replicas`; "" where the API server does not say.
+        scaled_at: when it did, epoch seconds, or a later write of any field by the same manager. None for a change
+            through the Deployment's scale, as ours, an HPA's and `kubectl scale` are: the API keeps no time of those.
         paused: why a person has paused this target by an annotation; "" when it is not paused.
         pin: replicas that a person has pinned the target to; None for no pin.
         direction: what a person allows.
@@ -160,6 +163,8 @@ class TargetStatus:
     rollout: bool = False
     rollout_unhealthy: bool = False
     other_owner: str = ""
+    scaled_by: str = ""
+    scaled_at: float | None = None
     paused: str = ""
     pin: int | None = None
     direction: Direction = Direction.BOTH

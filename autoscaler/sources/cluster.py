@@ -16,6 +16,7 @@ from autoscaler.errors import TargetError
 from autoscaler.ports import Clock
 from autoscaler.sources.kubernetes_api import DETAIL_LENGTH, KubernetesApi
 from autoscaler.sources.kubernetes_objects import (
+    REPLICAS,
     Json,
     as_object,
     as_objects,
@@ -23,6 +24,7 @@ from autoscaler.sources.kubernetes_objects import (
     metadata_of,
     name_of,
     only,
+    replica_writers,
     uid_of,
 )
 
@@ -285,13 +287,17 @@ class ClusterCaches:
 
 
 def _prune_deployment(item: Json) -> Json:
-    """Return all of a Deployment but the copy of it in an annotation: its owners, its template are read elsewhere."""
+    """Return a Deployment without the copy of it in an annotation, and of its managers only who writes its replicas."""
     metadata = dict(metadata_of(item))
     annotations = as_object(metadata.get("annotations"))
     metadata["annotations"] = {key: value for key, value in annotations.items() if key != LAST_APPLIED}
+    metadata["managedFields"] = [
+        {**only(entry, MANAGER), "fieldsV1": {"f:spec": {REPLICAS: {}}}} for entry in replica_writers(item)
+    ]
     return {**item, "metadata": metadata}
 
 
+MANAGER = ("manager", "operation", "subresource", "time")
 METADATA = ("name", "uid", "generation", "creationTimestamp", "deletionTimestamp", "ownerReferences")
 
 

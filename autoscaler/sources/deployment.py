@@ -10,7 +10,7 @@ from autoscaler.core.types import Pod, PodPhase, TargetStatus
 from autoscaler.errors import TargetError
 from autoscaler.sources.annotations import wishes_of
 from autoscaler.sources.cluster import REVISION, RIGHTS, ClusterCache, ClusterCaches
-from autoscaler.sources.kubernetes_objects import Json, as_object, as_objects, name_of, uid_of
+from autoscaler.sources.kubernetes_objects import Json, as_object, as_objects, name_of, replica_writers, uid_of
 
 __all__ = ["RIGHTS", "DeploymentTarget", "pod_of", "target_status"]
 
@@ -98,6 +98,7 @@ def target_status(
     mixed = any(_wants_or_has(item) for key, item in owned_sets.items() if key != newest_uid)
     rollout = unobserved or behind or mixed
     wishes = wishes_of(as_object(metadata.get("annotations")))
+    scaled_by, scaled_at = _last_writer(deployment)
     return TargetStatus(
         namespace=str(metadata.get("namespace", "")),
         name=name,
@@ -109,6 +110,8 @@ def target_status(
         rollout=rollout,
         rollout_unhealthy=rollout and any(_crashes(pod_of(p)) for p in owned_pods if _controller(p) == newest_uid),
         other_owner=next((f"HorizontalPodAutoscaler/{owner}" for owner in sorted(_scalers(hpas, name))), ""),
+        scaled_by=scaled_by,
+        scaled_at=scaled_at,
         paused=wishes.paused,
         pin=wishes.pin,
         direction=wishes.direction,
@@ -195,6 +198,19 @@ def _scalers(hpas: Iterable[Json], deployment: str) -> Iterator[str]:
         group = str(target.get("apiVersion") or "apps/v1").partition("/")[0]
         if (group, target.get("kind"), target.get("name")) == ("apps", "Deployment", deployment):
             yield name_of(item)
+
+
+def _last_writer(deployment: Json) -> tuple[str, float | None]:
+    """Return the field manager that last changed the replicas, and when; ("", None) where none is named.
+
+    Whoever changes a value by an update owns it alone; only who applies a manifest with the same value owns it beside.
+    """
+    writers = [
+        (entry.get("operation") != "Apply", _time(entry.get("time")) or 0.0, str(entry.get("manager") or ""))
+        for entry in replica_writers(deployment)
+    ]
+    _, at, manager = max(writers, default=(False, 0.0, ""))
+    return manager, at or None
 
 
 def _wants_or_has(replica_set: Json) -> bool:

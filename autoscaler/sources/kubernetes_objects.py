@@ -6,6 +6,8 @@ from typing import Any
 from autoscaler.errors import TargetError
 
 Json = Mapping[str, Any]
+REPLICAS = "f:replicas"
+"""`spec.replicas` among the fields of a manager, under `f:spec`."""
 
 
 def as_object(value: object) -> Json:
@@ -37,6 +39,12 @@ def name_of(item: Json) -> str:
 def uid_of(item: Json) -> str:
     """Return an object's uid; "" where it has none."""
     return str(metadata_of(item).get("uid", ""))
+
+
+def replica_writers(item: Json) -> Sequence[Json]:
+    """Return the entries of `metadata.managedFields` whose manager has written `spec.replicas`, in their order."""
+    entries = as_objects(metadata_of(item).get("managedFields"))
+    return [entry for entry in entries if REPLICAS in as_object(as_object(entry.get("fieldsV1")).get("f:spec"))]
 
 
 def items_of(answer: Json) -> Sequence[Json]:

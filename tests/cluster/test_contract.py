@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from autoscaler.sources.cluster import RIGHTS as READS
 from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
-from autoscaler.testbed.api import MERGE, STRATEGIC, Api, ApiError, Json
+from autoscaler.testbed.api import APPLY, MERGE, STRATEGIC, Api, ApiError, Json
 from tests.cluster.manifests import (
     Place,
     Pool,
@@ -289,6 +290,25 @@ async def test_a_write_is_applied_under_our_name(place: Place, product: Kubernet
         if "f:replicas" in entry["fieldsV1"].get("f:spec", {})
     }
     assert owners == {(FIELD_MANAGER, "scale")}
+
+
+async def test_who_changed_the_replicas_last(place: Place, product: KubernetesApi) -> None:
+    made = await place.create(deployment(replicas=1))
+    status = await read(product, place)
+    assert status.scaled_by == "cluster-tests"
+    assert status.scaled_at is not None
+    assert abs(status.scaled_at - time.time()) < 60.0
+    await DeploymentActuator(product, ref(place)).apply(ScaleReplicas(seen=1, to=3, uid=made["metadata"]["uid"]))
+    status = await read(product, place)
+    assert (status.current_replicas, status.scaled_by, status.scaled_at) == (3, FIELD_MANAGER, None)
+    manifest = {**deployment(replicas=3), "spec": {"replicas": 3}}
+    applied = {"fieldManager": "flux", "force": "true"}
+    await place.api.request("PATCH", f"{place.deployments}/chat", manifest, query=applied, content_type=APPLY)
+    assert (await read(product, place)).scaled_by == FIELD_MANAGER, "the same value changes nothing"
+    manifest["spec"] = {"replicas": 2}
+    await place.api.request("PATCH", f"{place.deployments}/chat", manifest, query=applied, content_type=APPLY)
+    status = await read(product, place)
+    assert (status.current_replicas, status.scaled_by, status.scaled_at is None) == (2, "flux", False)
 
 
 async def test_down_to_zero_and_up_again(place: Place, product: KubernetesApi) -> None:

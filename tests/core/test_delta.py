@@ -29,7 +29,7 @@ KEYS = (EngineKey("a"), EngineKey("b"))
 BOUNDS = (0.1, 1.0, np.inf)
 PODS = (Pod(name="chat-a", uid="a", created_at=AT - 60.0), Pod(name="chat-b", uid="b", phase=PodPhase.PENDING))
 TARGET = TargetStatus(namespace="serving", name="chat", current_replicas=2, pods=PODS)
-SCALED = replace(TARGET, current_replicas=3)
+SCALED = replace(TARGET, current_replicas=3, scaled_by="autoscaler", scaled_at=AT + 3.0)
 GPUS = (Gpu(uuid="g0", pod_uid="a", utilization=0.5, memory_used=7.0), Gpu(uuid="g1", pod_uid="b", utilization=0.25))
 
 

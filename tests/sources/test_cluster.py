@@ -14,7 +14,7 @@ from autoscaler.errors import TargetError
 from autoscaler.sources.cluster import LAST_APPLIED, PAGE, PRUNE, ClusterCache, ClusterCaches, Pace, Watched
 from autoscaler.sources.deployment import DeploymentTarget, target_status
 from autoscaler.sources.kubernetes_api import KubernetesApi
-from tests.fake_api import FakeApi, Fault, Json, deployment, hpa, pending_pod, pod, replica_set
+from tests.fake_api import FakeApi, Fault, Json, deployment, hpa, manager, pending_pod, pod, replica_set
 
 GONE = {"kind": "Status", "apiVersion": "v1", "code": 410, "reason": "Expired", "metadata": {}}
 
@@ -433,13 +433,16 @@ def test_what_is_kept_makes_the_same_status_and_is_little() -> None:
     sets = [bloated(one) for one in (replica_set("chat-1"), replica_set("chat-0", revision=0, wanted=1))]
     hpas = [bloated(hpa("h"))]
     target = bloated(deployment())
+    target["metadata"]["managedFields"].append(manager("helm", 50.0))
     kept = PRUNE["deployments"](target)
     pruned = [
         [PRUNE[kind](one) for one in items]
         for kind, items in (("replicasets", sets), ("pods", pods), ("horizontalpodautoscalers", hpas))
     ]
     assert target_status(kept, *pruned) == target_status(target, sets, pods, hpas)
-    assert kept["metadata"]["managedFields"] == target["metadata"]["managedFields"]
+    (writer,) = kept["metadata"]["managedFields"]
+    assert writer["manager"] == "helm"
+    assert writer["fieldsV1"] == {"f:spec": {"f:replicas": {}}}
     assert kept["metadata"]["annotations"] == {"deployment.kubernetes.io/revision": "1", "note": "kept"}
     assert kept["spec"] == target["spec"]
     text = json.dumps(pruned)

@@ -13,7 +13,7 @@ from autoscaler.clock import SystemClock
 from autoscaler.core.policy import TargetRef
 from autoscaler.core.types import Outcome, Pod, PodPhase, ScaleReplicas, TargetStatus
 from autoscaler.errors import ActuationError, TargetError
-from autoscaler.sources.cluster import RIGHTS, ClusterCaches, Pace
+from autoscaler.sources.cluster import PRUNE, RIGHTS, ClusterCaches, Pace
 from autoscaler.sources.deployment import DeploymentTarget, pod_of, target_status
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from tests.fake_api import (
@@ -22,6 +22,7 @@ from tests.fake_api import (
     Json,
     deployment,
     hpa,
+    manager,
     pending_pod,
     pod,
     replica_set,
@@ -100,6 +101,35 @@ def test_rollout(target: Json, sets: list[Json], rollout: bool) -> None:
     status = target_status(target, sets, [], [])
     assert status.rollout is rollout
     assert not status.rollout_unhealthy
+
+
+@pytest.mark.parametrize(
+    ("managers", "writer"),
+    [
+        pytest.param([], ("", None), id="not said"),
+        pytest.param([manager("kubectl-edit", 50.0, field="paused")], ("", None), id="other fields only"),
+        pytest.param([manager("helm", 50.0)], ("helm", 50.0), id="its creator"),
+        pytest.param([manager("autoscaler", subresource="scale")], ("autoscaler", None), id="by the scale: no time"),
+        pytest.param([manager("flux", 90.0, operation="Apply")], ("flux", 90.0), id="by an applied manifest"),
+        pytest.param(
+            [manager("flux", 90.0, operation="Apply"), manager("autoscaler", subresource="scale")],
+            ("autoscaler", None),
+            id="applied with the value that is there",
+        ),
+        pytest.param(
+            [manager("flux", 90.0, operation="Apply"), manager("helm", 50.0, operation="Apply")],
+            ("flux", 90.0),
+            id="the newest of two that applied",
+        ),
+        pytest.param([{"manager": "helm", "fieldsV1": "odd"}, {"fieldsV1": {"f:spec": None}}], ("", None), id="odd"),
+    ],
+)
+def test_who_last_wrote_the_replicas(managers: list[Json], writer: tuple[str, float | None]) -> None:
+    target = deployment()
+    target["metadata"]["managedFields"] = managers
+    for seen in (target, PRUNE["deployments"](target)):
+        status = target_status(seen, [], [], [])
+        assert (status.scaled_by, status.scaled_at) == writer
 
 
 def test_c071_unschedulable_pods_are_seen_without_an_address() -> None:
