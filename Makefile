@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
+# The tests wait more than they compute.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup
 export HYPOTHESIS_PROFILE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench lock clean nightly cluster-tools test-cluster
+.PHONY: help install demo test test-fast lint format bench lock clean nightly cluster-tools test-cluster
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -23,12 +25,14 @@ install: $(VENV)/.installed ## Make .venv with all that development needs
 demo: install ## Run the daemon against an embedded fleet: a day's traffic, then a report
 	$(BIN)/autoscaler demo
 
-test: install ## Run all tests but the cluster's (gets Debian's prometheus where it may)
-	@tests/install-prometheus
-	$(BIN)/python -m pytest -m "not cluster"
+test: test-fast test-cluster ## Run all tests
 
-test-cluster: install cluster-tools ## Run the tests against a real control plane
-	$(BIN)/python -m pytest tests/cluster
+test-fast: install ## Those that need no cluster (gets Debian's prometheus where it may)
+	@tests/install-prometheus
+	$(PYTEST) -m "not cluster"
+
+test-cluster: install cluster-tools ## Those against a real control plane, one a worker
+	$(PYTEST) tests/cluster
 
 cluster-tools: ## Build the Kubernetes commands that the cluster tests run (seven minutes, once a version)
 	@tests/cluster/build-tools
