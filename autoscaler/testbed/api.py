@@ -27,6 +27,7 @@ LONGEST_LINE = 2**21
 CONNECT_S, SILENCE_S = 5.0, 30.0
 
 RESOURCES: Mapping[str, tuple[str, str]] = {
+    "APIService": ("/apis/apiregistration.k8s.io/v1", "apiservices"),
     "ConfigMap": ("/api/v1", "configmaps"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "HorizontalPodAutoscaler": ("/apis/autoscaling/v2", "horizontalpodautoscalers"),
@@ -35,8 +36,10 @@ RESOURCES: Mapping[str, tuple[str, str]] = {
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
 }
+CLUSTER_WIDE = frozenset({"APIService", "Namespace"})
 
 
 class ApiError(Exception):
@@ -190,7 +193,7 @@ def path_of(manifest: Json, namespace: str = "") -> str:
     """Return the path of a manifest's object."""
     root, plural = RESOURCES[manifest["kind"]]
     metadata = manifest["metadata"]
-    if manifest["kind"] == "Namespace":
+    if manifest["kind"] in CLUSTER_WIDE:
         return f"{root}/{plural}/{metadata['name']}"
     return f"{root}/namespaces/{metadata.get('namespace') or namespace}/{plural}/{metadata['name']}"
 

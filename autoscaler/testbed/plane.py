@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import aiohttp
@@ -40,6 +41,8 @@ STOP_LIMIT_S = 20.0
 POLL_S = 0.05
 NODES = 2
 GPUS = 8
+HPA_SYNC_S = 5.0
+"""How often an HPA acts; Kubernetes' default is 15 s."""
 LOG_TAIL = 2000
 
 AUDIT_POLICY = {
@@ -82,14 +85,14 @@ API_SERVER = """
 --proxy-client-cert-file={folder}/front-proxy.crt --proxy-client-key-file={folder}/front-proxy.key
 --audit-policy-file={folder}/audit-policy.yaml --audit-log-path={folder}/audit.log
 """
-# A lost node is seen after 12 s, not 50; an HPA acts every 5 s, not every 15.
+# A lost node is seen after 12 s, not 50.
 CONTROLLER_MANAGER = """
 --kubeconfig={folder}/controller-manager.kubeconfig --authentication-kubeconfig={folder}/controller-manager.kubeconfig
 --authorization-kubeconfig={folder}/controller-manager.kubeconfig --bind-address=127.0.0.1 --secure-port={manager}
 --leader-elect=false --use-service-account-credentials --service-account-private-key-file={folder}/accounts.key
 --root-ca-file={folder}/ca.crt --kube-api-qps=200 --kube-api-burst=400
 --node-monitor-period=1s --node-monitor-grace-period=12s
---horizontal-pod-autoscaler-sync-period=5s --horizontal-pod-autoscaler-downscale-stabilization=10s
+--horizontal-pod-autoscaler-sync-period={hpa_sync_s:g}s --horizontal-pod-autoscaler-downscale-stabilization=10s
 """
 SCHEDULER = """
 --kubeconfig={folder}/scheduler.kubeconfig --authentication-kubeconfig={folder}/scheduler.kubeconfig
@@ -194,6 +197,7 @@ class AuditEvent:
         user: e.g. `system:serviceaccount:serving:autoscaler`.
         resource: with its subresource, as in a Role.
         credential: which token it was, e.g. `JTI=` and the token's id; "" for other credentials.
+        answered_at: when the answer was complete, what it wrote included [epoch s, to the microsecond].
         code: the status of the answer.
         sent: the body of the request; None where the log leaves it out.
         answer: the object of the answer; None likewise.
@@ -210,6 +214,7 @@ class AuditEvent:
     resource: str
     namespace: str
     name: str
+    answered_at: float
     code: int
     sent: object
     answer: Json | None
@@ -237,9 +242,10 @@ class Plane:
         tools: the folder with the commands.
     """
 
-    def __init__(self, tools: Path, folder: Path) -> None:
+    def __init__(self, tools: Path, folder: Path, hpa_sync_s: float = HPA_SYNC_S) -> None:
         self.tools = tools
         self.folder = folder
+        self._hpa_sync_s = hpa_sync_s
         self._ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.url = f"https://127.0.0.1:{self._ports['api']}"
         self.port = self._ports["engine"]
@@ -262,7 +268,7 @@ class Plane:
         self.kubelet = self.fake_kubelet("kubelet", [f"gpu-{number}" for number in range(NODES)], gpus=GPUS)
 
     def _process(self, name: str, flags: str) -> Process:
-        words = flags.format(folder=self.folder, **self._ports).split()
+        words = flags.format(folder=self.folder, hpa_sync_s=self._hpa_sync_s, **self._ports).split()
         return Process(name, (str(self.tools / name), *words), self.folder)
 
     def fake_kubelet(
@@ -348,6 +354,11 @@ class Plane:
         path.chmod(0o600)
         return path
 
+    def certificate_for(self, name: str) -> tuple[Path, Path]:
+        """Return a server's certificate for that DNS name, signed by the plane's authority, and its key."""
+        serves = ("-addext", f"subjectAltName=DNS:{name}", "-addext", "extendedKeyUsage=serverAuth")
+        return _write_certificate(self.folder, name, *SIGNED, *LEAF, *serves)
+
     async def token_for(self, namespace: str, account: str, seconds: int = 3600) -> str:
         """Return a token of a ServiceAccount, as a pod would be given it."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
@@ -383,10 +394,10 @@ class Plane:
 
 
 @asynccontextmanager
-async def running_plane(tools: Path | None = None) -> AsyncIterator[Plane]:
+async def running_plane(tools: Path | None = None, hpa_sync_s: float = HPA_SYNC_S) -> AsyncIterator[Plane]:
     """Run a control plane while the block runs. Raises MissingToolsError."""
     with tempfile.TemporaryDirectory(prefix="control-plane-") as folder:
-        plane = Plane(tools or find_tools(), Path(folder))
+        plane = Plane(tools or find_tools(), Path(folder), hpa_sync_s)
         try:
             await plane.start()
             yield plane
@@ -436,6 +447,7 @@ def _audit_event(line: Json) -> AuditEvent:
         resource=what.get("resource", "") + (f"/{sub}" if sub else ""),
         namespace=what.get("namespace", ""),
         name=what.get("name", ""),
+        answered_at=datetime.fromisoformat(line["stageTimestamp"]).timestamp(),
         code=line.get("responseStatus", {}).get("code", 0),
         sent=line.get("requestObject"),
         answer=line.get("responseObject"),
@@ -445,23 +457,27 @@ def _audit_event(line: Json) -> AuditEvent:
 
 def _write_certificates(folder: Path) -> None:
     """Write a certificate authority, the server's and the aggregator's certificates, and the accounts' key pair."""
-    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "authorityKeyIdentifier=keyid")
     names = "DNS:localhost,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:10.96.0.1"
-    usage = "keyUsage=critical,digitalSignature"
     signs = "keyUsage=critical,keyCertSign,cRLSign"
     ca = ("-addext", signs, "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "subjectKeyIdentifier=hash")
-    leaf = ("-addext", usage, "-addext", "basicConstraints=critical,CA:FALSE")
     server = ("-addext", f"subjectAltName={names}", "-addext", "extendedKeyUsage=serverAuth")
     client = ("-addext", "extendedKeyUsage=clientAuth")
-    for name, more in (
-        ("ca", ca),
-        ("server", (*signed, *leaf, *server)),
-        ("front-proxy", (*signed, *leaf, *client)),
-    ):
-        _openssl(folder, *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.crt", *more)
+    _write_certificate(folder, "ca", *ca)
+    _write_certificate(folder, "server", *SIGNED, *LEAF, *server)
+    _write_certificate(folder, "front-proxy", *SIGNED, *LEAF, *client)
     _openssl(folder, "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", "accounts.key")
     _openssl(folder, "pkey", "-in", "accounts.key", "-pubout", "-out", "accounts.pub")
+
+
+SIGNED = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "authorityKeyIdentifier=keyid")
+LEAF = ("-addext", "keyUsage=critical,digitalSignature", "-addext", "basicConstraints=critical,CA:FALSE")
+
+
+def _write_certificate(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
+    """Write a certificate and its key; return their paths."""
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    _openssl(folder, *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.crt", *more)
+    return folder / f"{name}.crt", folder / f"{name}.key"
 
 
 def _openssl(folder: Path, *words: str) -> None:

@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 
 from autoscaler.testbed.plane import GPUS, MissingToolsError, Plane, find_tools, running_plane
-from tests.cluster.manifests import Place, Pool, new_place
+from tests.cluster.manifests import Place, Pool, grant, new_place
+from tests.cluster.site import DEPLOYED, Site, site_of
 
 HERE = Path(__file__).parent
 
@@ -69,3 +70,10 @@ async def pool(place: Place) -> AsyncIterator[Pool]:
     yield Pool(place.namespace, kubelet)
     await kubelet.stop()
     await place.api.request("DELETE", f"/api/v1/nodes/{place.namespace}")
+
+
+@pytest.fixture
+async def site(place: Place, tmp_path: Path) -> Site:
+    """Return a namespace of its own, with an account that has the rights of deploy/overlays/live."""
+    await grant(place, DEPLOYED, "subject")
+    return await site_of(place, "subject", tmp_path)

@@ -208,6 +208,17 @@ def deployment(
 def autoscaler_of(name: str, *, max_replicas: int = 5, utilization: int = 50) -> Json:
     """Return a HorizontalPodAutoscaler on CPU, of which nothing in this cluster gives a measurement."""
     target = {"type": "Utilization", "averageUtilization": utilization}
+    return _autoscaler(name, max_replicas, {"type": "Resource", "resource": {"name": "cpu", "target": target}})
+
+
+def queue_autoscaler_of(name: str, *, each: int, max_replicas: int = 5) -> Json:
+    """Return a HorizontalPodAutoscaler on the external metric `queue`, with defaults: so many requests a replica."""
+    metric = {"name": "queue", "selector": {"matchLabels": {"app": name}}}
+    target = {"type": "AverageValue", "averageValue": str(each)}
+    return _autoscaler(name, max_replicas, {"type": "External", "external": {"metric": metric, "target": target}})
+
+
+def _autoscaler(name: str, max_replicas: int, metric: Json) -> Json:
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -216,7 +227,7 @@ def autoscaler_of(name: str, *, max_replicas: int = 5, utilization: int = 50) ->
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
             "minReplicas": 1,
             "maxReplicas": max_replicas,
-            "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
+            "metrics": [metric],
         },
     }
 

@@ -3,14 +3,12 @@
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import yaml
 
 from autoscaler.lease import RIGHTS as ELECTS
 from autoscaler.testbed.api import MERGE
-from autoscaler.testbed.plane import AuditEvent, Plane
+from autoscaler.testbed.plane import Plane
 from tests.cluster.daemon import running_daemon
 from tests.cluster.manifests import (
     Place,
@@ -18,58 +16,17 @@ from tests.cluster.manifests import (
     autoscaler_of,
     deployment,
     eventually,
-    grant,
     is_unschedulable,
     new_place,
     policy,
     until_granted,
 )
+from tests.cluster.site import BASE, DEPLOYED, LIVE, SCALE_WRITE, Site, granted, site_of
 
-Right = tuple[str, str, str]
-
-ROOT = Path(__file__).parents[2]
 NAMESPACE = "serving"
 ACCOUNT = "autoscaler"
-BASE, LIVE = str(ROOT / "deploy/base"), str(ROOT / "deploy/overlays/live")
-SCALE_WRITE = ("apps", "deployments/scale", "patch")
 # For a write without an answer, for an Event that repeats, and for `--lease`.
 SELDOM_USED = {("apps", "deployments/scale", "get"), ("", "events", "patch")} | ELECTS
-
-
-def granted(*folders: str) -> frozenset[Right]:
-    """Return what the folders' Roles grant."""
-    roles = [role for folder in folders for role in yaml.safe_load_all((Path(folder) / "role.yaml").read_text())]
-    rules = [rule for role in roles for rule in role.get("rules", ())]
-    return frozenset(
-        (group, resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    )
-
-
-class Site(NamedTuple):
-    """A namespace in which the daemon has an account."""
-
-    place: Place
-    kubeconfig: Path
-    user: str
-
-    async def requests(self) -> list[AuditEvent]:
-        """Return what the account asked of the API server so far."""
-        return [event for event in await self.place.plane.audit() if event.user == self.user]
-
-    async def scalings(self) -> list[AuditEvent]:
-        """Return what it changed, but for Events about it."""
-        return [event for event in await self.requests() if event.wrote and event.resource != "events"]
-
-
-async def site_of(place: Place, account: str, folder: Path) -> Site:
-    """Return the namespace with a kubeconfig of that account."""
-    token = await place.plane.token_for(place.namespace, account)
-    user = f"system:serviceaccount:{place.namespace}:{account}"
-    return Site(place, place.plane.kubeconfig_for(token, folder / "account.kubeconfig"), user)
 
 
 # --- deploy/ --------------------------------------------------------------------------------------------------------
@@ -121,7 +78,7 @@ async def test_the_base_is_valid_and_its_account_can_read_and_not_write(deployed
 async def test_live_adds_the_one_right_and_the_way_back_takes_it(deployed: Place, tmp_path: Path) -> None:
     plane = deployed.plane
     plane.kubectl("apply", "--server-side", "--validate=strict", "-k", LIVE)
-    await until_granted(deployed, granted(BASE, LIVE), ACCOUNT)
+    await until_granted(deployed, DEPLOYED, ACCOUNT)
     manifest = await deployed.read(ACCOUNT)
     assert "--dry-run" not in manifest["spec"]["template"]["spec"]["containers"][0]["args"]
     await deployed.create(deployment(replicas=1))
@@ -143,13 +100,6 @@ async def test_live_adds_the_one_right_and_the_way_back_takes_it(deployed: Place
 # --- the process ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def site(place: Place, tmp_path: Path) -> Site:
-    """Return a namespace of its own, with an account that has the rights of deploy/overlays/live."""
-    await grant(place, granted(BASE, LIVE), "subject")
-    return await site_of(place, "subject", tmp_path)
-
-
 async def test_a_live_daemon_brings_its_target_into_bounds(site: Site, tmp_path: Path) -> None:
     place = site.place
     await place.create(deployment(replicas=1))
@@ -165,8 +115,8 @@ async def test_a_live_daemon_brings_its_target_into_bounds(site: Site, tmp_path:
         assert await daemon.end(signal.SIGTERM) == 0
     requests = await site.requests()
     used = {event.right for event in requests}
-    assert used <= granted(BASE, LIVE)
-    assert granted(BASE, LIVE) - used <= SELDOM_USED
+    assert used <= DEPLOYED
+    assert DEPLOYED - used <= SELDOM_USED
     (write,) = await site.scalings()
     assert write.answer is not None
     assert (write.name, write.answer["spec"]) == ("chat", {"replicas": 3})

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.events import RIGHTS as TELLS
-from autoscaler.sources.deployment import RIGHTS as READS
 from autoscaler.testbed.api import MERGE, Json
 from tests.cluster.daemon import running_daemon
 from tests.cluster.manifests import Place, deployment, eventually, grant, policy
+from tests.cluster.site import DEPLOYED
 
 
 async def ours(place: Place) -> list[Json]:
@@ -27,7 +26,7 @@ async def account(place: Place, folder: Path) -> Path:
 
 
 async def test_what_was_done_and_what_holds_it_is_on_the_deployment(place: Place, tmp_path: Path) -> None:
-    await grant(place, READS | WRITES | TELLS)
+    await grant(place, DEPLOYED)
     made = await place.create(deployment(replicas=1))
     rules = policy(tmp_path, place.plane, place.namespace, replicas="{min: 2, max: 4}")
     async with running_daemon(await account(place, tmp_path), rules) as daemon:
@@ -65,7 +64,7 @@ async def test_what_was_done_and_what_holds_it_is_on_the_deployment(place: Place
 async def test_c152_only_live_asks_for_them_and_without_the_right_it_goes_on(
     place: Place, tmp_path: Path, flag: list[str], said: bool
 ) -> None:
-    await grant(place, READS | WRITES)
+    await grant(place, DEPLOYED - TELLS)
     await place.create(deployment(replicas=1))
     rules = policy(tmp_path, place.plane, place.namespace, replicas="{min: 2, max: 4}")
     async with running_daemon(await account(place, tmp_path), rules, "--once", *flag) as daemon:

@@ -16,16 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from autoscaler.actuators.deployment import RIGHTS as WRITES
-from autoscaler.actuators.events import RIGHTS as TELLS
 from autoscaler.clock import SystemClock
 from autoscaler.errors import TargetError
 from autoscaler.lease import MAX_BYTES, MERGE_PATCH, PREFIX, RELEASED_S, RIGHTS, Elector, Memories, micro_time
-from autoscaler.sources.cluster import RIGHTS as READS
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.testbed.api import ApiError, Json
 from tests.cluster.daemon import Daemon, running_daemon
 from tests.cluster.manifests import Place, Right, deployment, eventually, grant, policy
+from tests.cluster.site import DEPLOYED
 
 LEASE_S, RENEW_S, RETRY_S = 6.0, 4.0, 1.0
 SPARE_S = 2.0
@@ -270,7 +268,7 @@ class Fleet:
 @pytest.fixture
 async def fleet(place: Place, tmp_path: Path) -> AsyncIterator[Fleet]:
     """Return daemons to be started, over a Deployment whose one pod is overrun: each tick wants more replicas."""
-    await grant(place, READS | WRITES | TELLS | RIGHTS)
+    await grant(place, DEPLOYED)
     token = await place.plane.token_for(place.namespace, "subject")
     kubeconfig = place.plane.kubeconfig_for(token, tmp_path / "account.kubeconfig")
     await release(place)
