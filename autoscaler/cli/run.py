@@ -13,12 +13,21 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler import __version__
 from autoscaler.actuators.events import Events
-from autoscaler.cli.leadership import CALL_S, Leadership, WhileLeading, forget, parse_lease
+from autoscaler.cli.leadership import (
+    LEASE_S,
+    Leadership,
+    Timing,
+    WhileLeading,
+    forget,
+    parse_lease,
+    parse_lease_duration,
+)
+from autoscaler.cli.selecting import parse_selection, selected
 from autoscaler.cli.wiring import FirstTicks, Watchers, fingerprint, live_parts, open_recorder
 from autoscaler.clock import SystemClock
 from autoscaler.core.policy import Policy
 from autoscaler.loop import Parts, Supervisor, know_nothing_else
-from autoscaler.policy_file import Loaded, load_policies, parse_bool
+from autoscaler.policy_file import Loaded, Selection, load_policies, parse_bool
 from autoscaler.ports import Report
 from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.kubernetes_api import KubernetesApi
@@ -46,6 +55,16 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
     callback=parse_lease,
     help="Write only while this process holds that Lease, and keep in it what must survive. A dry-run needs none.",
 )
+@click.option(
+    "--lease-duration",
+    "timing",
+    default=f"{LEASE_S:g}s",
+    show_default=True,
+    callback=parse_lease_duration,
+    help="How long the others wait for a leader that is silent; it renews every 2/15 of that, and writes for 2/3.",
+)
+@click.option("-l", "--selector", default="", help="Run the policies with these labels only, written as for kubectl.")
+@click.option("-n", "--namespace", "namespaces", multiple=True, help="Run the policies of targets there; repeatable.")
 @click.option("--once", is_flag=True, help="One tick of each policy, then exit; 1 when a target cannot be read.")
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Where /metrics, /healthz and /readyz are.")
 @click.option("--kubeconfig", default="", help="Instead of KUBECONFIG, the pod's service account or ~/.kube/config.")
@@ -63,6 +82,9 @@ def command(
     dry_run: bool,
     record: Path | None,
     lease: tuple[str, str] | None,
+    timing: Timing,
+    selector: str,
+    namespaces: tuple[str, ...],
     once: bool,
     listen: str,
     kubeconfig: str,
@@ -74,7 +96,8 @@ def command(
     if lease is not None and once:
         raise click.UsageError("--once cannot wait for a --lease; leave one of them out")
     dry_run = _dry_run_by(os.environ) or dry_run
-    loaded = load_policies(policies)
+    selection = parse_selection(selector, namespaces)
+    loaded = selection.needed(load_policies(policies))
     configure_logging(log_level, json=None if log_format == "auto" else log_format == "json")
     for problem in loaded.warnings:
         structlog.get_logger().warning("policy_warning", problem=str(problem))
@@ -85,6 +108,8 @@ def command(
             dry_run=dry_run,
             record=record,
             lease=None if dry_run else lease,
+            timing=timing,
+            selection=selection,
             once=once,
             listen=listen,
             kubeconfig=kubeconfig,
@@ -110,6 +135,8 @@ async def _run(
     dry_run: bool,
     record: Path | None,
     lease: tuple[str, str] | None,
+    timing: Timing,
+    selection: Selection,
     once: bool,
     listen: str,
     kubeconfig: str,
@@ -144,7 +171,7 @@ async def _run(
         leadership = None
         if lease is not None:
             recalled = recorder.memory if recorder is not None else forget
-            leadership = Leadership(lease, await connect(CALL_S), clock, telemetry, recalled)
+            leadership = Leadership(lease, await connect(timing.call_s), clock, telemetry, recalled, timing)
         events = None
         if not dry_run:
             events = await stack.enter_async_context(Events(await connect(), clean=redact, told=telemetry.event))
@@ -164,7 +191,7 @@ async def _run(
             build,
             clock,
             watchers,
-            read=lambda: load_policies(paths).policies,
+            read=lambda: selected(selection, load_policies(paths), log),
             fingerprint=lambda: fingerprint(paths),
             once=once,
             recall=know_nothing_else if leadership is None else leadership.memories.recall,

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -45,10 +45,12 @@ class Loaded:
     Args:
         policies: by name, in the order of the files.
         warnings: what is allowed but probably not meant.
+        labels: by the name of the policy that has them.
     """
 
     policies: Mapping[str, Policy]
     warnings: tuple[Problem, ...] = ()
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def load_policies(paths: Sequence[Path]) -> Loaded:
@@ -306,6 +308,9 @@ def _loaded(found: Sequence[_Found], problems: Sequence[Problem]) -> Loaded:
     return Loaded(
         policies={one.policy.name: one.policy for one in found if one.policy is not None},
         warnings=tuple(warning for one in found for warning in one.warnings),
+        labels={
+            one.policy.name: one.tree.root["metadata"].get("labels", {}) for one in found if one.policy is not None
+        },
     )
 
 

@@ -137,7 +137,7 @@ def document_model() -> type[BaseModel]:
         __config__=_STRICT,
         __doc__="Which policy this is.",
         name=(str, Field(description="of the policy: labels its metrics and logs")),
-        labels=(dict[str, str], Field(default={}, description="for other tools")),
+        labels=(dict[str, str], Field(default={}, description="for other tools, and for `autoscaler run --selector`")),
         annotations=(dict[str, str], Field(default={}, description="for other tools")),
     )
     members: dict[str, Any] = {

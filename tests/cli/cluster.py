@@ -40,13 +40,20 @@ class Cluster:
     dcgm_url: str = ""
     kubeconfig: str = ""
 
-    def policy(self, name: str = "chat", deployment: str = "chat", more: str = "", replicas: str = "{max: 8}") -> Path:
+    def policy(
+        self,
+        name: str = "chat",
+        deployment: str = "chat",
+        more: str = "",
+        replicas: str = "{max: 8}",
+        labels: str = "{}",
+    ) -> Path:
         """Write a policy for this cluster into the folder `policies`, and return its path."""
         path = self.folder / "policies" / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(
             "apiVersion: autoscaler/v1alpha1\nkind: ScalingPolicy\n"
-            f"metadata: {{name: {name}}}\nspec:\n"
+            f"metadata: {{name: {name}, labels: {labels}}}\nspec:\n"
             f"  target: {{namespace: serving, deployment: {deployment}}}\n"
             f"  replicas: {replicas}\n  interval: 1s\n"
             + (more if "signals:" in more else f"  signals: {{vllm: {{port: {self.port}}}}}\n{more}"),

@@ -9,7 +9,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 from structlog.testing import LogCapture
 
-from autoscaler.cli.leadership import Leadership, WhileLeading, forget
+from autoscaler.actuators.gate import WRITE_S
+from autoscaler.cli.leadership import Leadership, Timing, WhileLeading, forget
 from autoscaler.core.types import Decision, Outcome, ScaleReplicas, Snapshot
 from autoscaler.errors import TargetError
 from autoscaler.lease import PREFIX, RELEASED_S, Elector
@@ -79,6 +80,18 @@ async def test_a_tick_that_began_before_the_takeover_writes_nothing() -> None:
     assert await parts.actuator.apply(GROW) is Outcome.APPLIED
     stop.set()
     await task
+
+
+@pytest.mark.parametrize("lease_s", [5.0, 15.0, 3600.0])
+def test_the_times_of_any_lease_leave_room_for_a_write(lease_s: float) -> None:
+    timing = Timing(lease_s=lease_s)
+    assert timing.renew_s - timing.retry_s - timing.call_s > timing.write_s > timing.call_s
+    assert timing.lease_s - timing.renew_s > 2.0 * timing.retry_s
+
+
+def test_by_default_the_times_are_round() -> None:
+    timing = Timing()
+    assert (timing.lease_s, timing.renew_s, timing.retry_s, timing.call_s, timing.write_s) == (15, 10, 2, 1.5, WRITE_S)
 
 
 async def test_a_policy_in_dry_run_needs_no_gate() -> None:

@@ -287,6 +287,9 @@ def test_once_with_pages_that_cannot_be_read_is_a_tick_with_gaps(
         pytest.param(["--lease", "a/b/c"], "'a/b/c' must be NAMESPACE/NAME", id="too much"),
         pytest.param(["--lease", "/b"], "'/b' must be NAMESPACE/NAME", id="empty namespace"),
         pytest.param(["--lease", "serving/autoscaler"], "--once cannot wait for a --lease", id="with once"),
+        pytest.param(["--lease-duration", "4s"], "'4s' must be from 5s to 3600s", id="short"),
+        pytest.param(["--lease-duration", "2h"], "'2h' must be from 5s to 3600s", id="long"),
+        pytest.param(["--lease-duration", "soon"], "'soon' must be a duration", id="no duration"),
     ],
 )
 def test_a_lease_that_cannot_be_is_bad_input(
@@ -295,6 +298,40 @@ def test_a_lease_that_cannot_be_is_bad_input(
     assert invoke(world, str(world.policy()), *arguments) == 2
     assert words in capsys.readouterr().err
     assert world.api.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--selector", "team=b"], "--selector team=b selects none of the 1 policies", id="label"),
+        pytest.param(["-n", "web", "-n", "back"], "--namespace web --namespace back selects none", id="namespaces"),
+        pytest.param(["-l", "team in a"], "'team in a' is no label's key; write a=b", id="no selector"),
+    ],
+)
+def test_a_selection_that_cannot_be_is_bad_input(
+    arguments: list[str], words: str, world: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(world, str(world.policy(labels="{team: a}")), *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert world.api.requests == []
+
+
+def test_a_reload_keeps_the_selection(world: Cluster) -> None:
+    world.policy(labels="{team: a}")
+    world.policy("code", deployment="code", labels="{team: b}")
+    with Daemon(world, str(world.folder / "policies"), "--dry-run", "-l", "team=a", "-n", "serving") as daemon:
+        assert daemon.until("started")[0]["policies"] == ["chat"]
+        daemon.until("decision")
+        world.policy(labels="{team: b}")  # its last one goes to another daemon
+        (nothing,) = daemon.until("nothing_selected")
+        assert nothing["level"] == "warning"
+        assert "chat in serving (team=b); code in serving (team=b)" in nothing["detail"]
+        assert daemon.until("policies_reloaded")[0]["result"] == "applied"
+        world.policy(labels="{team: a}")
+        decided = len([line for line in daemon.seen if line["event"] == "decision"])
+        assert daemon.until("decision", decided + 1)[-1]["policy"] == "chat"
+        assert daemon.end(signal.SIGTERM) == 0
+    assert {line["policy"] for line in daemon.seen if "policy" in line} == {"chat"}
 
 
 def test_c106_without_a_lease_that_can_be_had_it_decides_and_writes_nothing(world: Cluster) -> None:
