@@ -1,6 +1,5 @@
 """What would stop a policy from working: from facts of its cluster to findings. `cli.doctor` gathers the facts."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from autoscaler.core.types import (
     WHOLE_PAGE,
     Decision,
     Direction,
+    Drain,
     Gap,
     GapReason,
     Hold,
@@ -27,10 +27,7 @@ Right = tuple[str, str, str]
 """API group, resource with its subresource, verb."""
 
 GPU = "nvidia.com/gpu"
-DEFAULT_GRACE_S = 30.0
 SHOWN = 3
-SLEEP = re.compile(r"(?:^|\s)sleep\s+(\d+(?:\.\d+)?)(?=s?(?:$|[\s;&]))")
-SHUTDOWN_TIMEOUT = re.compile(r"""(?:^|[\s"'])--shutdown[-_]timeout(?:=|\s+)["']?(\d+(?:\.\d+)?)(?![\w.])""")
 PASSING = frozenset(
     {
         GapReason.EMPTY,
@@ -53,7 +50,9 @@ STUCK = frozenset(
         Reason.PAUSED,
         Reason.OTHER_OWNER,
         Reason.UNSCHEDULABLE,
+        Reason.QUOTA,
         Reason.ROLLOUT_UNHEALTHY,
+        Reason.UNSAFE_DRAIN,
         Reason.HEALTH_FUSE,
     }
 )
@@ -173,7 +172,12 @@ def judge_target(policy: Policy, status: TargetStatus) -> Iterator[Finding]:
         wishes = f"direction {status.direction}" if status.pin is None else f"pinned to {status.pin}"
         yield warning("target", f"{wishes} by an annotation", "remove it if it is not meant any more")
     if status.rollout_unhealthy:
-        yield warning("target", "a rollout is under way whose pods fail", "fix or roll back the revision")
+        what = "a rollout has failed" if status.rollout_failed else "a rollout is under way whose pods fail"
+        yield warning("target", f"{what}: replicas are not added", "fix or roll back the revision")
+    if status.refused:
+        yield warning(
+            "target", f"pods are refused: {status.refused}", "raise the quota, or mend what admission refuses"
+        )
 
 
 def judge_owners(status: TargetStatus, hpa_visible: bool | None) -> Finding:
@@ -309,57 +313,18 @@ def judge_queries(policy: Policy, snapshot: Snapshot) -> Iterator[Finding]:
 # --- the pod template -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
-    """How a pod of a template ends, in seconds: preStop, then SIGTERM, and SIGKILL when the grace period is over.
-
-    Args:
-        pre_stop_s: of the longest preStop hook; None where there is one that does not say; 0 without any.
-        drain_s: `--shutdown-timeout`; at 0 an engine ends its requests within 0.2 s of SIGTERM.
-    """
-
-    grace_s: float = DEFAULT_GRACE_S
-    pre_stop_s: float | None = 0.0
-    drain_s: float = 0.0
-
-    def __str__(self) -> str:
-        pre_stop = "of unknown length" if self.pre_stop_s is None else f"{self.pre_stop_s:g}"
-        sign = "<" if self.short_s > 0 else ">="
-        return (
-            f"terminationGracePeriodSeconds {self.grace_s:g} {sign} preStop {pre_stop} "
-            f"+ --shutdown-timeout {self.drain_s:g}"
-        )
-
-    @property
-    def needed_s(self) -> float:
-        """The grace period that it takes, at least."""
-        return (self.pre_stop_s or 0.0) + self.drain_s
-
-    @property
-    def short_s(self) -> float:
-        """How many seconds SIGKILL comes too early; 0 or less when it does not."""
-        return self.needed_s - self.grace_s
-
-
-def drain_of(template: Json) -> Drain:
-    """Return how the pods of a template end."""
-    spec = _dict(template.get("spec"))
-    containers = [_dict(one) for one in spec.get("containers") or ()]
-    hooks = [hook for one in containers if (hook := _dict(_dict(one.get("lifecycle")).get("preStop")))]
-    lengths = [_pre_stop_s(hook) for hook in hooks]
-    said = [length for length in lengths if length is not None]
-    timeouts = [float(found[-1]) for one in containers if (found := SHUTDOWN_TIMEOUT.findall(_words(one)))]
-    return Drain(
-        grace_s=float(spec.get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)),
-        pre_stop_s=None if hooks and not said else max(said, default=0.0),
-        drain_s=max(timeouts, default=0.0),
-    )
-
-
 def judge_drain(policy: Policy, drain: Drain) -> Iterator[Finding]:
     """Yield what a pod that is taken away cannot finish."""
-    check, slowest = "drain", policy.slo.e2e
+    check, slowest, settings = "drain", policy.slo.e2e, policy.scale_down
     good = True
+    lacking = "" if settings.drain_s is None else drain.lacks(settings.drain_s)
+    if lacking:
+        good = False
+        remedy = "give the pods that time in the template, or lower scaleDown.drain"
+        if settings.require_drain:
+            yield problem(check, f"{lacking}: scaleDown.requireDrain forbids every shrink", remedy)
+        else:
+            yield warning(check, f"{lacking}: a shrink may cut requests", remedy)
     if drain.drain_s == 0.0:
         good = False
         text = "--shutdown-timeout is 0: every shrink cuts the requests that the pod runs"
@@ -378,15 +343,6 @@ def judge_drain(policy: Policy, drain: Drain) -> Iterator[Finding]:
         yield warning(check, text, f"set terminationGracePeriodSeconds above {drain.needed_s:g}")
     if good:
         yield ok(check, str(drain))
-
-
-def _pre_stop_s(hook: Json) -> float | None:
-    """Return how long a preStop hook takes; None when it does not say."""
-    if "sleep" in hook:
-        return float(_dict(hook["sleep"]).get("seconds", 0.0))
-    command = " ".join(map(str, _dict(hook.get("exec")).get("command") or ()))
-    found = SLEEP.findall(command)
-    return sum(map(float, found)) if found else None
 
 
 def judge_batching(policy: Policy, status: TargetStatus) -> Finding:
@@ -466,10 +422,6 @@ def judge_decision(decision: Decision, explained: str) -> Finding:
     if decision.reason in STUCK:
         return warning("decision", f"hold: {explained}", f"see {decision.reason} in docs/reasons.md")
     return ok("decision", f"hold: {explained}")
-
-
-def _words(container: Json) -> str:
-    return " ".join(map(str, [*(container.get("command") or ()), *(container.get("args") or ())]))
 
 
 def _count(value: object) -> int:

@@ -499,10 +499,18 @@ def pending_pod(name: str, *, owner: str = "chat-1", since: float = 0.0, reason:
     return item
 
 
-def hpa(name: str, *, target: str = "chat", kind: str = "Deployment", version: str | None = "apps/v1") -> Json:
-    """Return a HorizontalPodAutoscaler (autoscaling/v2)."""
+def hpa(
+    name: str, *, target: str = "chat", kind: str = "Deployment", version: str | None = "apps/v1", scaled: str = ""
+) -> Json:
+    """Return a HorizontalPodAutoscaler (autoscaling/v2); `scaled` names the ScaledObject that owns it."""
     reference = {"kind": kind, "name": target} | ({} if version is None else {"apiVersion": version})
-    return {"metadata": {"name": name, "namespace": "serving"}, "spec": {"scaleTargetRef": reference, "maxReplicas": 9}}
+    owners = [
+        {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "name": scaled, "uid": "s", "controller": True}
+    ]
+    return {
+        "metadata": {"name": name, "namespace": "serving"} | ({"ownerReferences": owners} if scaled else {}),
+        "spec": {"scaleTargetRef": reference, "maxReplicas": 9},
+    }
 
 
 def _owner(kind: str, uid: str) -> Json:

@@ -14,6 +14,7 @@ from autoscaler.core.types import (
     Decision,
     Demand,
     Direction,
+    Drain,
     EngineKey,
     Engines,
     Forecast,
@@ -33,9 +34,7 @@ from autoscaler.core.types import (
 )
 from autoscaler.doctor import (
     STUCK,
-    Drain,
     Finding,
-    drain_of,
     judge_batching,
     judge_cards,
     judge_decision,
@@ -274,46 +273,15 @@ def test_queries(fields: dict[str, Any], expected: str, text: str) -> None:
 # --- the pod template -----------------------------------------------------------------------------------------------
 
 
-def a_template(*args: str, grace: int | None = None, pre_stop: Any = None, gpus: Any = None, **spec: Any) -> Any:
-    container: dict[str, Any] = {"name": "vllm", "args": list(args)}
-    container |= {"lifecycle": {"preStop": pre_stop}} if pre_stop else {}
+def a_template(*, gpus: Any = None, **spec: Any) -> Any:
+    container: dict[str, Any] = {"name": "vllm"}
     container |= {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus is not None else {}
     sidecar = {"name": "sidecar", "image": "proxy"}
-    return {
-        "spec": {"containers": [sidecar, container]}
-        | ({} if grace is None else {"terminationGracePeriodSeconds": grace})
-        | spec
-    }
-
-
-def shell(command: str) -> dict[str, Any]:
-    return {"exec": {"command": ["/bin/sh", "-c", command]}}
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        pytest.param({}, Drain(), id="empty"),
-        pytest.param(a_template(), Drain(grace_s=30.0, pre_stop_s=0.0, drain_s=0.0), id="defaults"),
-        pytest.param(a_template(grace=0), Drain(grace_s=0.0), id="no grace"),
-        pytest.param(a_template("--shutdown-timeout", "300"), Drain(drain_s=300.0), id="two words"),
-        pytest.param(a_template("--shutdown-timeout=2.5"), Drain(drain_s=2.5), id="one word"),
-        pytest.param(a_template("vllm serve x --shutdown_timeout '60' -q"), Drain(drain_s=60.0), id="in a shell"),
-        pytest.param(a_template("--shutdown-timeout=9", "--shutdown-timeout=8"), Drain(drain_s=8.0), id="last counts"),
-        pytest.param(a_template("--shutdown-timeout=60s"), Drain(), id="not a number"),
-        pytest.param(a_template(pre_stop={"sleep": {"seconds": 15}}), Drain(pre_stop_s=15.0), id="sleep"),
-        pytest.param(a_template(pre_stop=shell("sleep 5 && sleep 10s")), Drain(pre_stop_s=15.0), id="commands"),
-        pytest.param(a_template(pre_stop=shell("drain.sh")), Drain(pre_stop_s=None), id="unknown length"),
-        pytest.param(a_template(pre_stop={"httpGet": {"path": "/"}}), Drain(pre_stop_s=None), id="request"),
-    ],
-)
-def test_how_a_pod_ends(template: Any, expected: Drain) -> None:
-    assert drain_of(template) == expected
+    return {"spec": {"containers": [sidecar, container], **spec}}
 
 
 def test_c111_a_shrink_that_cuts_streams_is_said_with_its_numbers() -> None:
-    template = a_template("--shutdown-timeout", "300", grace=30)
-    no_hook, short = judge_drain(P0, drain_of(template))
+    no_hook, short = judge_drain(P0, Drain(drain_s=300.0))
     assert (no_hook.level, short.level) == ("warning", "warning")
     assert "no preStop" in no_hook.text
     assert short.text == (
@@ -346,6 +314,22 @@ def test_drain(drain: Drain, words: list[str]) -> None:
     findings = list(judge_drain(policy, drain))
     assert levels(findings) == (["warning"] * len(words) or ["ok"])
     assert all(word in finding.text for word, finding in zip(words, findings, strict=bool(words)))
+
+
+@pytest.mark.parametrize(
+    ("required", "expected"),
+    [
+        pytest.param(False, "warning", id="warned of"),
+        pytest.param(True, "problem", id="required"),
+    ],
+)
+def test_c111_less_time_than_the_policy_asks_for(required: bool, expected: str) -> None:
+    policy = replace(P0, scale_down=replace(P0.scale_down, drain_s=300.0, require_drain=required))
+    first, *_ = judge_drain(policy, Drain(grace_s=30.0))
+    assert (first.check, first.level) == ("drain", expected)
+    assert "terminationGracePeriodSeconds 30 < preStop 0 + drain 300, --shutdown-timeout 0 < drain 300" in first.text
+    good = Drain(grace_s=330.0, pre_stop_s=15.0, drain_s=300.0)
+    assert levels(list(judge_drain(policy, good))) == ["ok"]
 
 
 @pytest.mark.parametrize(

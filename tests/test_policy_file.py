@@ -430,6 +430,7 @@ BAD = [
         id="budget 0",
     ),
     pytest.param("scaleUp: {budgets: {}}", "spec.scaleUp.budgets", "must be a list, but is a mapping", id="no list"),
+    pytest.param("scaleDown: {requireDrain: true}", "spec.scaleDown.requireDrain", "needs scaleDown.drain", id="drain"),
     pytest.param("prediction: {bin: 2s}", "spec.prediction.bin", "below interval (5s)", id="bin"),
     pytest.param("prediction: {window: 1h, bin: 10s}", "spec.prediction.window", "3 to 60 times", id="bins"),
     pytest.param("prediction: {zKeep: 1}", "spec.prediction.zKeep", "below prediction.zUp (1.2)", id="no dead band"),

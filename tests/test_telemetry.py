@@ -29,6 +29,7 @@ from autoscaler.core.types import (
     Action,
     Decision,
     Demand,
+    Drain,
     Engines,
     Floats,
     Forecast,
@@ -367,6 +368,32 @@ def test_values_without_a_json_form(sink: Sink) -> None:
     (line,) = sink.events("odd")
     assert (line["nan"], line["kind"], line["none"], line["many"]) == (None, "steady", None, ["b"])
     assert "Path" in line["where"]
+
+
+def test_c111_a_template_that_cuts_requests_is_said_once_with_its_numbers(bench: Bench, sink: Sink) -> None:
+    policy = a_policy()
+    bench.telemetry.loaded(replace(policy, scale_down=replace(policy.scale_down, drain_s=300.0)))
+    short, good = Drain(grace_s=30.0), Drain(grace_s=330.0, pre_stop_s=15.0, drain_s=300.0)
+    seen = []
+    for at, drain in ((0.0, None), (5.0, short), (10.0, short), (15.0, good), (20.0, replace(short, grace_s=60.0))):
+        snapshot = a_snapshot(at)
+        snapshot = replace(snapshot, target=replace(snapshot.target, drain=drain))
+        decision = a_decision(at, action=Hold(), reason=Reason.STEADY)
+        bench.telemetry.tick("chat", snapshot, decision, Outcome.UNCHANGED, 0.2)
+        seen.append(bench.value("unsafe_drain"))
+    assert seen == [None, 1.0, 1.0, 0.0, 1.0]
+    first, second = (line["detail"] for line in sink.events("unsafe_drain"))
+    assert first.startswith("terminationGracePeriodSeconds 30 < preStop 0 + drain 300")
+    assert second.startswith("terminationGracePeriodSeconds 60 <")
+
+
+def test_without_a_wish_for_time_to_drain_nothing_is_said_of_it(bench: Bench, sink: Sink) -> None:
+    bench.telemetry.loaded(a_policy())
+    snapshot = a_snapshot()
+    snapshot = replace(snapshot, target=replace(snapshot.target, drain=Drain(grace_s=0.0)))
+    bench.telemetry.tick("chat", snapshot, a_decision(), Outcome.APPLIED, 0.2)
+    assert bench.value("unsafe_drain") is None
+    assert not sink.events("unsafe_drain")
 
 
 # --- secrets --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ RIGHTS = frozenset({("", "events", "create"), ("", "events", "patch")})
 HELD = frozenset(
     {
         Reason.UNSCHEDULABLE,
+        Reason.QUOTA,
         Reason.ROLLOUT_UNHEALTHY,
+        Reason.UNSAFE_DRAIN,
         Reason.OTHER_OWNER,
         Reason.SCALED_TO_ZERO,
         Reason.PAUSED,

@@ -28,7 +28,6 @@ from autoscaler.doctor import (
     Json,
     Level,
     Right,
-    drain_of,
     judge_batching,
     judge_cards,
     judge_decision,
@@ -52,6 +51,7 @@ from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import RIGHTS as READS
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
+from autoscaler.sources.pod_template import drain_of
 from autoscaler.sources.vllm import VllmSource
 from autoscaler.telemetry import redact
 

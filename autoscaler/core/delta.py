@@ -21,7 +21,7 @@ Runs of whole numbers are text ("5 -1 0"): numpy reads it four times faster than
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -474,6 +474,9 @@ def _converters(kind: Any, names: tuple[str, ...]) -> tuple[tuple[str, Callable[
 def _converter(hint: Any) -> Callable[[Any], Any] | None:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint
+    kind = next((one for one in get_args(hint) if is_dataclass(one)), None)
+    if isinstance(kind, type):
+        return lambda plain: None if plain is None else kind(**_convert(kind, plain))
     return to_number if hint is float or float in get_args(hint) else None
 
 

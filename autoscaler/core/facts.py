@@ -234,7 +234,8 @@ def gather(
     ages = [at - created for created in joined.starting]
     young = len([age for age in ages if age <= grace])
     ordered = snapshot.target.current_replicas * per
-    missing_pods = max(0, ordered - joined.live)
+    # What the API server refuses to make is not on its way.
+    missing_pods = 0 if snapshot.target.refused else max(0, ordered - joined.live)
     loading = max(0, min(young + missing_pods, ordered - joined.ready))
     return Facts(
         ready=ready,

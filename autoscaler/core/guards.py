@@ -205,7 +205,12 @@ def count_pending(tick: Tick, proposal: Proposal) -> Proposal:
     facts, target = tick.facts, tick.snapshot.target
     if proposal.replicas > proposal.current:
         if target.rollout_unhealthy:
-            return _held(proposal, Reason.ROLLOUT_UNHEALTHY, "pods of the newest revision do not start")
+            why = (
+                "the rollout makes no progress" if target.rollout_failed else "pods of the newest revision do not start"
+            )
+            return _held(proposal, Reason.ROLLOUT_UNHEALTHY, why)
+        if target.refused:
+            return _held(proposal, Reason.QUOTA, target.refused)
         if facts.stuck:
             return _held(proposal, Reason.UNSCHEDULABLE, f"{facts.stuck} pods find no node")
         if tick.policy.sizing is Sizing.SCORE and facts.loading and not proposal.urgent:
@@ -294,15 +299,27 @@ def leave_in_motion(tick: Tick, proposal: Proposal) -> Proposal:
     """Hold a shrink while a rollout is under way or, if asked for, while pods drain.
 
     After the windows: what was recommended stands. Else the moment after our own step, when the Deployment's controller
-    has not yet seen it, would make the downward window start afresh.
+    has not yet seen it, would make the downward window start afresh. A rollout that has failed holds nothing: it may
+    stand there for days.
     """
     if proposal.replicas >= proposal.current:
         return proposal
-    if tick.snapshot.target.rollout:
+    target = tick.snapshot.target
+    if target.rollout and not target.rollout_failed:
         return _held(proposal, Reason.ROLLOUT, "a rollout is under way")
     if tick.policy.scale_down.serialize_drain and tick.facts.terminating:
         return _held(proposal, Reason.DRAINING, f"{tick.facts.terminating} pods terminate")
     return proposal
+
+
+def protect_requests(tick: Tick, proposal: Proposal) -> Proposal:
+    """Hold a shrink, if asked for, while the pod template leaves requests too little time to end."""
+    required = tick.policy.scale_down.drain_s
+    if proposal.replicas >= proposal.current or not tick.policy.scale_down.require_drain or required is None:
+        return proposal
+    drain = tick.snapshot.target.drain
+    lacking = "how pods end is not known" if drain is None else drain.lacks(required)
+    return _held(proposal, Reason.UNSAFE_DRAIN, lacking) if lacking else proposal
 
 
 def limit_step(tick: Tick, proposal: Proposal) -> Proposal:
@@ -419,6 +436,7 @@ GUARDS: tuple[Guard, ...] = (
     hold_dead_band,
     stabilize,
     leave_in_motion,
+    protect_requests,
     limit_step,
     limit_rate,
     hold_cooldown,

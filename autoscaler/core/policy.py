@@ -381,6 +381,8 @@ class ScaleDown:
         budgets: rate budgets beside `max_step`.
         select: which of several budgets counts: `Max` the largest, `Min` the smallest, `Disabled` no shrinking at all.
         serialize_drain: no step while pods of the last one still terminate.
+        drain_s: how long requests may take to end once preStop is over; null looks at nothing.
+        require_drain: hold shrinking while the pod template leaves less time than `drain`; false only warns.
     """
 
     threshold: float = 0.40
@@ -391,6 +393,8 @@ class ScaleDown:
     budgets: tuple[RateBudget, ...] = ()
     select: Select = Select.MAX
     serialize_drain: bool = False
+    drain_s: float | None = None
+    require_drain: bool = False
 
 
 class Sizing(StrEnum):
@@ -661,6 +665,7 @@ _NOT_NEGATIVE = (
     "scale_down.stabilization_s",
     "scale_down.horizon_factor",
     "scale_down.cooldown_s",
+    "scale_down.drain_s",
     "cooldown_s",
     "prediction.z_up",
     "prediction.score_horizon_s",
@@ -902,6 +907,8 @@ def _speed_complaints(policy: Policy) -> Iterator[Complaint]:
     up, down = policy.scale_up, policy.scale_down
     if up.threshold <= down.threshold <= 1.0:
         yield "scale_down.threshold", down.threshold, f"must be below scaleUp.threshold ({up.threshold:g})"
+    if down.require_drain and down.drain_s is None:
+        yield "scale_down.require_drain", True, "needs scaleDown.drain: how long requests may take to end"
     for name, budgets in (("scale_up", up.budgets), ("scale_down", down.budgets)):
         for index, budget in enumerate(budgets):
             if budget.value < 1:

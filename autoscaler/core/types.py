@@ -126,6 +126,55 @@ class Pod:
     revision: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """How a pod of the template ends, in seconds: preStop, then SIGTERM, and SIGKILL when the grace period is over.
+
+    Args:
+        grace_s: `terminationGracePeriodSeconds`.
+        pre_stop_s: of the longest preStop hook; None where there is one that does not say; 0 without any.
+        drain_s: `--shutdown-timeout`; at 0 an engine ends its requests within 0.2 s of SIGTERM.
+    """
+
+    grace_s: float = 30.0
+    pre_stop_s: float | None = 0.0
+    drain_s: float = 0.0
+
+    def __str__(self) -> str:
+        sign = "<" if self.short_s > 0 else ">="
+        return f"{self._grace} {sign} preStop {self._pre_stop} + --shutdown-timeout {self.drain_s:g}"
+
+    @property
+    def needed_s(self) -> float:
+        """The grace period that it takes, at least."""
+        return (self.pre_stop_s or 0.0) + self.drain_s
+
+    @property
+    def short_s(self) -> float:
+        """How many seconds SIGKILL comes too early; 0 or less when it does not."""
+        return self.needed_s - self.grace_s
+
+    def lacks(self, required_s: float) -> str:
+        """Return what requests that take so long after preStop are cut by, with its numbers; "" when by nothing.
+
+        A preStop that does not say how long it takes is taken to wait for the requests itself.
+        """
+        words = []
+        if self.grace_s < (self.pre_stop_s or 0.0) + required_s:
+            words.append(f"{self._grace} < preStop {self._pre_stop} + drain {required_s:g}")
+        if self.pre_stop_s is not None and self.drain_s < required_s:
+            words.append(f"--shutdown-timeout {self.drain_s:g} < drain {required_s:g}")
+        return ", ".join(words)
+
+    @property
+    def _grace(self) -> str:
+        return f"terminationGracePeriodSeconds {self.grace_s:g}"
+
+    @property
+    def _pre_stop(self) -> str:
+        return "of unknown length" if self.pre_stop_s is None else f"{self.pre_stop_s:g}"
+
+
 class Direction(StrEnum):
     """Which way a person allows a target to be scaled."""
 
@@ -141,8 +190,14 @@ class TargetStatus:
     Args:
         current_replicas: `spec.replicas`, the base of every change.
         status_replicas, ready_replicas, updated_replicas: from the status.
-        rollout: a new revision is being rolled out (status not yet at the spec's generation or revision).
-        rollout_unhealthy: pods of the newest revision crash, or cannot pull, while a rollout is under way.
+        rollout: a new revision is being rolled out (status not yet at the spec's generation or revision). A paused
+            Deployment rolls nothing out.
+        rollout_unhealthy: the rollout has failed, or pods of the newest revision crash, or cannot pull, while it is
+            under way.
+        rollout_failed: it made no progress for `progressDeadlineSeconds`: the Deployment's controller has given up.
+        deployment_paused: `spec.paused`: a changed template has no effect, changed replicas have.
+        refused: why the API server refuses to make the pods that are missing, e.g. a quota; "" when it does not.
+        drain: how its pods end; None when that was not read.
         other_owner: who else writes replicas, e.g. `HorizontalPodAutoscaler/chat`; "" for nobody.
         scaled_by: the field manager that last changed `spec.replicas`; "" where the API server does not say.
         scaled_at: when it did, epoch seconds, or a later write of any field by the same manager. None for a change
@@ -162,6 +217,10 @@ class TargetStatus:
     updated_replicas: int = 0
     rollout: bool = False
     rollout_unhealthy: bool = False
+    rollout_failed: bool = False
+    deployment_paused: bool = False
+    refused: str = ""
+    drain: Drain | None = None
     other_owner: str = ""
     scaled_by: str = ""
     scaled_at: float | None = None
@@ -314,12 +373,14 @@ class Reason(StrEnum):
     LIMITED_DIRECTION = "limited_direction"
     PENDING_CAPACITY = "pending_capacity"
     UNSCHEDULABLE = "unschedulable"
+    QUOTA = "quota"
     ROLLOUT = "rollout_in_progress"
     ROLLOUT_UNHEALTHY = "rollout_unhealthy"
     UNREADY_PODS = "unready_pods"
     UNSTABLE_PODS = "unstable_pods"
     WARMING_UP = "warming_up"
     DRAINING = "draining"
+    UNSAFE_DRAIN = "unsafe_drain"
     MEMORY_GUARD = "memory_guard"
     MEMORY_COARSE = "memory_coarse"
     DEGRADED = "degraded_latency"

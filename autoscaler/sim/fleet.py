@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoscaler.core.types import Action, Hold, Outcome, Pod, PodPhase, TargetStatus
+from autoscaler.core.types import Action, Drain, Hold, Outcome, Pod, PodPhase, TargetStatus
 from autoscaler.errors import ActuationError
 from autoscaler.sim.engine import Engine, Profile, Request
 from autoscaler.sim.ledger import Fate, LatencyBin, Ledger
@@ -284,6 +284,7 @@ class Fleet:
             status_replicas=len(active),
             ready_replicas=sum(replica.is_ready(self.now) for replica in active),
             updated_replicas=len(active),
+            drain=Drain(grace_s=self.settings.grace_s, drain_s=self.settings.grace_s),
             pods=tuple(self._pod(replica) for replica in self._replicas),
         )
 

@@ -27,6 +27,7 @@ from autoscaler.sources.kubernetes_objects import (
     replica_writers,
     uid_of,
 )
+from autoscaler.sources.rollout import REVISION
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "deployments": ("apps", "/apis/apps/v1"),
@@ -39,7 +40,6 @@ RIGHTS = frozenset((group, kind, verb) for kind, (group, _) in KINDS.items() for
 
 PAGE = 500
 """Objects a request of a list: a namespace with thousands of pods is not one answer of tens of megabytes."""
-REVISION = "deployment.kubernetes.io/revision"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 REFUSED = frozenset({"unauthorized", "forbidden", "target_not_found"})
 """Answers that say for certain that the view is no longer ours to have; all others may pass by themselves."""

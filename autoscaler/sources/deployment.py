@@ -9,16 +9,28 @@ from autoscaler.core.policy import TargetRef
 from autoscaler.core.types import Pod, PodPhase, TargetStatus
 from autoscaler.errors import TargetError
 from autoscaler.sources.annotations import wishes_of
-from autoscaler.sources.cluster import REVISION, RIGHTS, ClusterCache, ClusterCaches
-from autoscaler.sources.kubernetes_objects import Json, as_object, as_objects, name_of, replica_writers, uid_of
+from autoscaler.sources.cluster import RIGHTS, ClusterCache, ClusterCaches
+from autoscaler.sources.kubernetes_objects import (
+    Json,
+    as_object,
+    as_objects,
+    count_of,
+    metadata_of,
+    name_of,
+    replica_writers,
+    uid_of,
+)
+from autoscaler.sources.pod_template import drain_of, max_num_seqs_of
+from autoscaler.sources.rollout import condition_of, rollout_of
 
 __all__ = ["RIGHTS", "DeploymentTarget", "pod_of", "target_status"]
 
 DEPLOYMENT = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
 
 INITIAL_READINESS_S = 30.0
+POD_NAME = re.compile(r'^pods "[^"]*" is ')
+MAX_REFUSAL = 200
 HEALTHY_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
-MAX_NUM_SEQS = re.compile(r"""(?:^|[\s"'])--max[-_]num[-_]seqs(?:=|\s+)["']?(\d+)(?![\w.])""")
 
 
 class DeploymentTarget:
@@ -81,7 +93,8 @@ def target_status(
 
     `rollout` is true while the newest generation was not yet seen by the Deployment's controller, or an older revision
     still has replicas, wanted or living. Pods of the newest revision that only load are supply under way, whether
-    a rollout or a scale-up ordered them. Raises TargetError for a Deployment that is incomplete or being deleted.
+    a rollout or a scale-up ordered them; but of a `Recreate` rollout, which has no older pods to go by, they are part.
+    Raises TargetError for a Deployment that is incomplete or being deleted.
     """
     metadata, spec, status = (as_object(deployment.get(part)) for part in ("metadata", "spec", "status"))
     name, uid, replicas = metadata.get("name"), metadata.get("uid"), spec.get("replicas", 1)
@@ -90,13 +103,9 @@ def target_status(
     if metadata.get("deletionTimestamp"):
         raise TargetError("target_not_found", f"Deployment {name} is being deleted")
     owned_sets = {uid_of(item): item for item in replica_sets if _controller(item) == uid}
-    newest = max(owned_sets.values(), key=_revision, default=None)
-    newest_uid = "" if newest is None else uid_of(newest)
     owned_pods = sorted((item for item in pods if _controller(item) in owned_sets), key=name_of)
-    unobserved = _count(status, "observedGeneration") < _count(metadata, "generation")
-    behind = _count(status, "updatedReplicas") < _count(status, "replicas")
-    mixed = any(_wants_or_has(item) for key, item in owned_sets.items() if key != newest_uid)
-    rollout = unobserved or behind or mixed
+    rollout = rollout_of(deployment, owned_sets.values())
+    broken = any(_crashes(pod_of(item)) for item in owned_pods if _controller(item) == rollout.newest)
     wishes = wishes_of(as_object(metadata.get("annotations")))
     scaled_by, scaled_at = _last_writer(deployment)
     return TargetStatus(
@@ -104,12 +113,16 @@ def target_status(
         name=name,
         uid=uid,
         current_replicas=replicas,
-        status_replicas=_count(status, "replicas"),
-        ready_replicas=_count(status, "readyReplicas"),
-        updated_replicas=_count(status, "updatedReplicas"),
-        rollout=rollout,
-        rollout_unhealthy=rollout and any(_crashes(pod_of(p)) for p in owned_pods if _controller(p) == newest_uid),
-        other_owner=next((f"HorizontalPodAutoscaler/{owner}" for owner in sorted(_scalers(hpas, name))), ""),
+        status_replicas=count_of(status, "replicas"),
+        ready_replicas=count_of(status, "readyReplicas"),
+        updated_replicas=count_of(status, "updatedReplicas"),
+        rollout=rollout.moving,
+        rollout_unhealthy=rollout.failed or (rollout.mixed and broken),
+        rollout_failed=rollout.failed,
+        deployment_paused=spec.get("paused") is True,
+        refused=_refusal(condition_of(status, "ReplicaFailure")),
+        drain=drain_of(as_object(spec.get("template"))),
+        other_owner=min(_scalers(hpas, name), default=""),
         scaled_by=scaled_by,
         scaled_at=scaled_at,
         paused=wishes.paused,
@@ -139,11 +152,11 @@ def pod_of(item: Json) -> Pod:
         created_at=created_at,
         ready_at=ready_at,
         was_ready=ready or _lost_readiness(created_at if started_at is None else started_at, ready_at),
-        restarts=sum(_count(container, "restartCount") for container in containers),
+        restarts=sum(count_of(container, "restartCount") for container in containers),
         waiting_reason=_waiting_reason(containers),
         oom_killed=any(_last_end(container) == "OOMKilled" for container in containers),
         unschedulable_at=_unschedulable_at(conditions.get("PodScheduled", {})),
-        max_num_seqs=_max_num_seqs(as_objects(spec.get("containers"))),
+        max_num_seqs=max_num_seqs_of(as_objects(spec.get("containers"))),
         revision=str(as_object(metadata.get("labels")).get("pod-template-hash", "")),
     )
 
@@ -181,23 +194,21 @@ def _unschedulable_at(condition: Json) -> float | None:
     return None
 
 
-def _max_num_seqs(containers: Sequence[Json]) -> int | None:
-    """Return the engine's batch limit: the last one of the first container that names it, as argparse would take it."""
-    for container in containers:
-        words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        found = MAX_NUM_SEQS.findall(" ".join(map(str, words)))
-        if found:
-            return int(found[-1])
-    return None
+def _refusal(failure: Json) -> str:
+    """Return why pods that are missing cannot be made, by the condition ReplicaFailure; "" where they can."""
+    if failure.get("status") != "True":
+        return ""
+    return POD_NAME.sub("", str(failure.get("message") or failure.get("reason") or "refused"))[:MAX_REFUSAL]
 
 
 def _scalers(hpas: Iterable[Json], deployment: str) -> Iterator[str]:
-    """Yield the names of the HorizontalPodAutoscalers that scale the Deployment."""
+    """Yield what scales the Deployment by a HorizontalPodAutoscaler: what owns that, as a ScaledObject does, or it."""
     for item in hpas:
         target = as_object(as_object(item.get("spec")).get("scaleTargetRef"))
         group = str(target.get("apiVersion") or "apps/v1").partition("/")[0]
         if (group, target.get("kind"), target.get("name")) == ("apps", "Deployment", deployment):
-            yield name_of(item)
+            owner = _controller_reference(item)
+            yield f"{owner.get('kind')}/{owner.get('name')}" if owner else f"HorizontalPodAutoscaler/{name_of(item)}"
 
 
 def _last_writer(deployment: Json) -> tuple[str, float | None]:
@@ -213,19 +224,15 @@ def _last_writer(deployment: Json) -> tuple[str, float | None]:
     return manager, at or None
 
 
-def _wants_or_has(replica_set: Json) -> bool:
-    return any(_count(as_object(replica_set.get(part)), "replicas") > 0 for part in ("spec", "status"))
-
-
-def _revision(replica_set: Json) -> int:
-    text = str(as_object(as_object(replica_set.get("metadata")).get("annotations")).get(REVISION, ""))
-    return int(text) if text.isdecimal() else 0
-
-
 def _controller(item: Json) -> str:
     """Return the uid of the controller that owns an object; "" when none does."""
-    references = as_objects(as_object(item.get("metadata")).get("ownerReferences"))
-    return next((str(reference.get("uid")) for reference in references if reference.get("controller") is True), "")
+    reference = _controller_reference(item)
+    return str(reference.get("uid")) if reference else ""
+
+
+def _controller_reference(item: Json) -> Json:
+    references = as_objects(metadata_of(item).get("ownerReferences"))
+    return next((reference for reference in references if reference.get("controller") is True), {})
 
 
 def _phase(value: object) -> PodPhase:
@@ -240,9 +247,3 @@ def _time(value: object) -> float | None:
         return datetime.fromisoformat(value).timestamp()
     except ValueError:
         return None
-
-
-def _count(part: Json, key: str) -> int:
-    """Return a count; the API leaves zeros out."""
-    value = part.get(key, 0)
-    return value if isinstance(value, int) else 0

@@ -26,6 +26,12 @@ def only(value: object, keys: Sequence[str]) -> dict[str, Any]:
     return {key: item[key] for key in keys if key in item}
 
 
+def count_of(part: Json, key: str) -> int:
+    """Return a count; the API leaves zeros out."""
+    value = part.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
 def metadata_of(item: Json) -> Json:
     """Return an object's metadata."""
     return as_object(item.get("metadata"))

@@ -63,6 +63,8 @@ FAMILIES: tuple[Family, ...] = (
     _gauge("step_time_rows", "Observations behind the learned iteration time."),
     _gauge("learned_horizon_seconds", "Learned time from ordered to ready, plus one interval."),
     _gauge("no_data", "1 when no score could be computed for evidence.alertAfter, else 0."),
+    _gauge("rollout_unhealthy", "1 while a rollout has failed or its pods do not start, else 0."),
+    _gauge("unsafe_drain", "1 while the pod template leaves less time than scaleDown.drain, else 0."),
     _gauge("dry_run", "1 when decisions are only explained, 0 when they are carried out."),
     _gauge("last_tick_timestamp_seconds", "When the last completed tick's snapshot was taken, epoch."),
     _counter("ticks_total", "Completed ticks."),
@@ -209,4 +211,6 @@ SEEN: tuple[str, ...] = (
     "current_replicas",
     "ready_replicas",
     "desired_replicas",
+    "rollout_unhealthy",
+    "unsafe_drain",
 )

@@ -191,6 +191,7 @@ class _Memory:
 
     Args:
         quiet_s: a condition that did not hold for this long has ended.
+        drain_s: how long requests may take to end; None where the policy does not say.
         at: of the last tick. `scored_at`: of the last one with a score, or of the first.
         silent: the `no_data` gauge is 1.
         gap_series: label sets in use, see MAX_GAP_SERIES.
@@ -198,6 +199,7 @@ class _Memory:
 
     quiet_s: float = 60.0
     alert_after_s: float = 300.0
+    drain_s: float | None = None
     dry_run: bool = False
     at: float = 0.0
     scored_at: float | None = None
@@ -205,6 +207,12 @@ class _Memory:
     gaps: _Said = field(default_factory=_Said)
     texts: _Said = field(default_factory=_Said)
     gap_series: set[tuple[str, str, str]] = field(default_factory=set)
+
+
+def _lacking(memory: _Memory, snapshot: Snapshot) -> str | None:
+    """Return what the pod template lacks for requests to end; "" for nothing; None where that is not asked or known."""
+    drain = snapshot.target.drain
+    return None if drain is None or memory.drain_s is None else drain.lacks(memory.drain_s)
 
 
 class Telemetry:
@@ -233,6 +241,7 @@ class Telemetry:
         name, memory = policy.name, self._memory(policy.name)
         memory.quiet_s = max(60.0, 3.0 * policy.interval_s)
         memory.alert_after_s = policy.evidence.alert_after_s
+        memory.drain_s = policy.scale_down.drain_s
         memory.dry_run = dry_run or policy.dry_run
         with self._metrics.lock:
             self._metrics.set("min_replicas", name, policy.replicas.min)
@@ -256,8 +265,10 @@ class Telemetry:
         if score is not None or memory.scored_at is None or snapshot.target.current_replicas == 0:
             memory.scored_at = snapshot.at  # a target at 0 replicas has nothing to score
         silent = snapshot.at - memory.scored_at >= memory.alert_after_s
+        lacking = _lacking(memory, snapshot)
         with self._metrics.lock:
             self._show(policy, snapshot, decision)
+            self._metrics.set("unsafe_drain", policy, None if lacking is None else float(bool(lacking)))
             self._count(policy, memory, snapshot, decision, outcome)
             self._metrics.observe(policy, duration_s)
             self._metrics.set("no_data", policy, float(silent))
@@ -265,6 +276,8 @@ class Telemetry:
         if silent != memory.silent:
             memory.silent = silent
             (log.warning if silent else log.info)("no_data" if silent else "data_again", reason=str(decision.reason))
+        if lacking and memory.texts.is_news(("drain", lacking), snapshot.at):
+            log.warning("unsafe_drain", detail=lacking)
         self._log_gaps(log, memory, snapshot)
         fields = decision_fields(snapshot, decision, outcome, duration_s)
         log.info("decision", **fields, dry_run=memory.dry_run)
@@ -385,6 +398,7 @@ class Telemetry:
             "current_replicas": snapshot.target.current_replicas,
             "ready_replicas": snapshot.target.ready_replicas,
             "desired_replicas": _desired(snapshot, decision.action),
+            "rollout_unhealthy": snapshot.target.rollout_unhealthy,
         }
         for name, value in values.items():
             self._metrics.set(name, policy, value)

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from autoscaler.core import delta
+from autoscaler.core.plain import to_plain
 from autoscaler.core.signals import COLUMN, ENGINE_COLUMNS
 from autoscaler.core.types import (
     Attribution,
+    Drain,
     EngineKey,
     Engines,
     Floats,
@@ -29,7 +31,14 @@ KEYS = (EngineKey("a"), EngineKey("b"))
 BOUNDS = (0.1, 1.0, np.inf)
 PODS = (Pod(name="chat-a", uid="a", created_at=AT - 60.0), Pod(name="chat-b", uid="b", phase=PodPhase.PENDING))
 TARGET = TargetStatus(namespace="serving", name="chat", current_replicas=2, pods=PODS)
-SCALED = replace(TARGET, current_replicas=3, scaled_by="autoscaler", scaled_at=AT + 3.0)
+SCALED = replace(
+    TARGET,
+    current_replicas=3,
+    drain=Drain(grace_s=330.0, pre_stop_s=None),
+    refused="quota",
+    scaled_by="autoscaler",
+    scaled_at=AT + 3.0,
+)
 GPUS = (Gpu(uuid="g0", pod_uid="a", utilization=0.5, memory_used=7.0), Gpu(uuid="g1", pod_uid="b", utilization=0.25))
 
 
@@ -126,7 +135,13 @@ KV = {"kv_cache_usage": [0.5, 0.25]}
         pytest.param(changed(histograms={}), {"layout": []}, id="no histograms"),
         pytest.param(
             changed(target=SCALED),
-            {"target": {each.name: getattr(SCALED, each.name) for each in fields(TargetStatus) if each.name != "pods"}},
+            {
+                "target": {
+                    each.name: to_plain(getattr(SCALED, each.name))
+                    for each in fields(TargetStatus)
+                    if each.name != "pods"
+                }
+            },
             id="another replica count",
         ),
         pytest.param(changed(target=replace(TARGET, pods=PODS[1:])), {"pods": [1]}, id="a pod is gone"),

@@ -370,6 +370,7 @@ def small_policies(draw: st.DrawFn) -> Policy:
             cooldown_s=draw(st.one_of(st.none(), windows)),
             budgets=draw(budgets()),
             serialize_drain=draw(st.booleans()),
+            drain_s=draw(st.sampled_from([None, 0.0, 300.0])),
         ),
         cooldown_s=draw(windows),
         prediction=Prediction(

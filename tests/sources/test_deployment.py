@@ -11,7 +11,7 @@ import pytest
 from autoscaler.actuators.deployment import DeploymentActuator
 from autoscaler.clock import SystemClock
 from autoscaler.core.policy import TargetRef
-from autoscaler.core.types import Outcome, Pod, PodPhase, ScaleReplicas, TargetStatus
+from autoscaler.core.types import Drain, Outcome, Pod, PodPhase, ScaleReplicas, TargetStatus
 from autoscaler.errors import ActuationError, TargetError
 from autoscaler.sources.cluster import PRUNE, RIGHTS, ClusterCaches, Pace
 from autoscaler.sources.deployment import DeploymentTarget, pod_of, target_status
@@ -132,6 +132,130 @@ def test_who_last_wrote_the_replicas(managers: list[Json], writer: tuple[str, fl
         assert (status.scaled_by, status.scaled_at) == writer
 
 
+def condition(kind: str, status: str, reason: str, message: str = "") -> Json:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def recreated(reason: str, replicas: int = 2, **status: Any) -> Json:
+    """Return a Deployment of strategy Recreate; `reason` is that of its condition Progressing."""
+    target = deployment(replicas=replicas, conditions=[condition("Progressing", "True", reason)], **status)
+    return target | {"spec": target["spec"] | {"strategy": {"type": "Recreate"}}}
+
+
+@pytest.mark.parametrize(
+    ("target", "sets", "rollout"),
+    [
+        pytest.param(
+            recreated("NewReplicaSetAvailable"),
+            [replica_set("chat-2", revision=2), replica_set("chat-1", wanted=0)],
+            False,
+            id="complete",
+        ),
+        pytest.param(recreated("NewReplicaSetAvailable"), [replica_set("chat-1")], False, id="scaled up"),
+        pytest.param(recreated("ReplicaSetUpdated"), [replica_set("chat-1")], False, id="the very first pods load"),
+        pytest.param(
+            recreated("NewReplicaSetAvailable", readyReplicas=0) | {"status": {"observedGeneration": 3}},
+            [replica_set("chat-1", wanted=0)],
+            True,
+            id="old pods end, there is no new revision yet",
+        ),
+        pytest.param(
+            recreated("ReplicaSetUpdated", readyReplicas=1),
+            [replica_set("chat-2", revision=2), replica_set("chat-1", wanted=0)],
+            True,
+            id="new pods load",
+        ),
+        pytest.param(
+            recreated("NewReplicaSetAvailable", replicas=0),
+            [replica_set("chat-1", wanted=0)],
+            False,
+            id="scaled to zero",
+        ),
+    ],
+)
+def test_a_recreate_rollout(target: Json, sets: list[Json], rollout: bool) -> None:
+    assert target_status(target, sets, [], []).rollout is rollout
+
+
+def paused(**status: Any) -> Json:
+    target = deployment(conditions=[condition("Progressing", "Unknown", "DeploymentPaused")], **status)
+    return target | {"spec": target["spec"] | {"paused": True}}
+
+
+@pytest.mark.parametrize(
+    ("target", "sets", "rollout"),
+    [
+        pytest.param(paused(), [replica_set("chat-1")], False, id="nothing changed"),
+        pytest.param(paused(updatedReplicas=0), [replica_set("chat-1")], False, id="a changed template"),
+        pytest.param(paused(observedGeneration=2), [replica_set("chat-1")], True, id="not yet seen"),
+        pytest.param(
+            paused(updatedReplicas=1),
+            [replica_set("chat-2", revision=2, wanted=1), replica_set("chat-1", wanted=1)],
+            False,
+            id="paused half way",
+        ),
+    ],
+)
+def test_c100_a_paused_deployment_rolls_nothing_out(target: Json, sets: list[Json], rollout: bool) -> None:
+    status = target_status(target, sets, [pod("a")], [])
+    assert (status.deployment_paused, status.rollout, status.rollout_unhealthy) == (True, rollout, False)
+    assert not status_of(deployment()).deployment_paused
+
+
+def test_pods_that_crash_are_no_unhealthy_rollout_unless_they_are_of_a_second_revision() -> None:
+    crashing = pod("a", owner="chat-2", ready=False, changed=0.0, state=WAITS_CRASHED, restarts=6)
+    newest = replica_set("chat-2", revision=2, wanted=1)
+    for older, unhealthy in ((0, False), (1, True)):
+        sets = [newest, replica_set("chat-1", wanted=older)]
+        assert target_status(paused(updatedReplicas=0), sets, [crashing], []).rollout_unhealthy is unhealthy
+
+
+def test_c101_a_rollout_that_makes_no_progress_has_failed_until_it_does() -> None:
+    reasons = (("False", "ProgressDeadlineExceeded", True), ("True", "ReplicaSetUpdated", False))
+    for truth, reason, failed in reasons:
+        target = deployment(replicas=4, readyReplicas=3, conditions=[condition("Progressing", truth, reason)])
+        status = status_of(target)
+        assert (status.rollout, status.rollout_unhealthy, status.rollout_failed) == (False, failed, failed)
+
+
+QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=2"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "refused"),
+    [
+        pytest.param([], "", id="none"),
+        pytest.param(
+            [condition("ReplicaFailure", "True", "FailedCreate", f'pods "chat-1-x7k2p" is forbidden: {QUOTA}')],
+            f"forbidden: {QUOTA}",
+            id="a quota, without the name of a pod that changes",
+        ),
+        pytest.param(
+            [
+                condition(
+                    "ReplicaFailure", "True", "FailedCreate", 'admission webhook "a.example.org" denied the request'
+                )
+            ],
+            'admission webhook "a.example.org" denied the request',
+            id="an admission webhook",
+        ),
+        pytest.param([condition("ReplicaFailure", "True", "FailedCreate")], "FailedCreate", id="without a message"),
+        pytest.param([condition("ReplicaFailure", "True", "FailedCreate", "x" * 999)], "x" * 200, id="long"),
+        pytest.param([condition("ReplicaFailure", "False", "FailedCreate", "old")], "", id="over"),
+    ],
+)
+def test_pods_that_the_api_server_refuses_to_make(conditions: list[Json], refused: str) -> None:
+    assert status_of(deployment(conditions=conditions)).refused == refused
+
+
+def test_how_the_pods_end_is_read_from_the_template() -> None:
+    target = deployment()
+    assert status_of(target).drain == Drain()
+    container = {"name": "vllm", "args": ["--shutdown-timeout", "300"]}
+    target["spec"]["template"] = {"spec": {"terminationGracePeriodSeconds": 330, "containers": [container]}}
+    assert status_of(target).drain == Drain(grace_s=330.0, drain_s=300.0)
+
+
 def test_c071_unschedulable_pods_are_seen_without_an_address() -> None:
     ready = [pod(f"chat-{index}") for index in range(4)]
     waiting = [pending_pod(f"chat-{index}", since=5_000.0) for index in (4, 5)]
@@ -205,6 +329,7 @@ def test_c080_the_start_of_readiness_is_read() -> None:
     [
         pytest.param([], "", id="none"),
         pytest.param([hpa("keda-hpa-chat")], "HorizontalPodAutoscaler/keda-hpa-chat", id="ours"),
+        pytest.param([hpa("keda-hpa-chat", scaled="chat")], "ScaledObject/chat", id="KEDA's"),
         pytest.param([hpa("b"), hpa("a")], "HorizontalPodAutoscaler/a", id="two of them"),
         pytest.param([hpa("other", target="chat-a")], "", id="of another Deployment"),
         pytest.param([hpa("set", kind="StatefulSet")], "", id="of a StatefulSet of that name"),
@@ -213,7 +338,8 @@ def test_c080_the_start_of_readiness_is_read() -> None:
     ],
 )
 def test_c084_another_owner_of_the_replicas(hpas: list[Json], owner: str) -> None:
-    assert target_status(deployment(), [], [], hpas).other_owner == owner
+    for seen in (hpas, [PRUNE["horizontalpodautoscalers"](one) for one in hpas]):
+        assert target_status(deployment(), [], [], seen).other_owner == owner
 
 
 def test_c085_zero_replicas_are_zero() -> None:
