@@ -113,11 +113,17 @@ DISPENSABLE: Mapping[str, str] = {
 """Resources without which the policy works, and what is missing then."""
 
 
-def judge_rights(allowed: Mapping[Right, bool | str], namespace: str) -> Iterator[Finding]:
+UNMARKED = "no pod is marked before a step down: Kubernetes takes the newest"
+
+
+def judge_rights(
+    allowed: Mapping[Right, bool | str], namespace: str, *, marks_needed: bool = False
+) -> Iterator[Finding]:
     """Yield what is granted and what is not.
 
     Args:
         allowed: the answer for each right that is needed, or why there was none.
+        marks_needed: without marked pods there is no step down.
     """
     unanswered = sorted({answer for answer in allowed.values() if isinstance(answer, str)})
     if unanswered:
@@ -133,8 +139,11 @@ def judge_rights(allowed: Mapping[Right, bool | str], namespace: str) -> Iterato
         text = f"not granted in {namespace}: {', '.join(verbs)} {resource}"
         grant = f'apiGroups: ["{group}"], resources: [{resource}], verbs: [{", ".join(verbs)}]'
         remedy = f"bind the Roles of deploy/ to this account; the rule is {grant}"
-        if resource in DISPENSABLE:
-            yield warning("rights", f"{text}; {DISPENSABLE[resource]}", remedy)
+        lost = DISPENSABLE.get(resource, "")
+        if (resource, verbs) == ("pods", ["patch"]) and not marks_needed:
+            lost, remedy = UNMARKED, f"add deploy/components/gentle to this account's rights; the rule is {grant}"
+        if lost:
+            yield warning("rights", f"{text}; {lost}", remedy)
         else:
             yield problem("rights", text, remedy)
 

@@ -2,13 +2,13 @@
 
 It has: GET of one Deployment; lists with pages or by one name, and watches with bookmarks, of Deployments, ReplicaSets,
 Pods and HorizontalPodAutoscalers; GET and JSON patch of a Deployment's scale with uid, generation and resourceVersion;
-a list of Nodes; Events that are created and patched; reviews of one's own access; bearer tokens, rights by role, and
-faults.
+merge patches of a pod's annotations; a list of Nodes; Events that are created and patched; reviews of one's own access;
+bearer tokens, rights by role, and faults.
 
-It lacks: every controller (a scaled Deployment gets no pods), TLS, every other kind and verb, merge patches but of
-Events, defaulting, field managers and validation beyond a replica count that must be a number from 0. A watch sees what
-a test changes by looking a hundred times a second, so that two changes within that time are one, and pages are not of
-one version.
+It lacks: every controller (a scaled Deployment gets no pods), TLS, every other kind and verb, other merge patches than
+those of pods and Events, defaulting, field managers and validation beyond a replica count that must be a number from 0.
+A watch sees what a test changes by looking a hundred times a second, so that two changes within that time are one, and
+pages are not of one version.
 """
 
 import asyncio
@@ -276,6 +276,8 @@ class FakeApi:
             return self._list(request)
         if request.resource == "events":
             return self._event(request, name)
+        if (request.verb, request.resource) == ("patch", "pods"):
+            return self._patch_pod(request, name)
         if self.deployment is None or name != self.deployment["metadata"]["name"]:
             return _status(404, "NotFound", f'deployments.apps "{name}" not found')
         if (request.verb, request.resource) == ("get", "deployments"):
@@ -304,6 +306,18 @@ class FakeApi:
             return _status(404, "NotFound", f'events "{name}" not found')
         self.events[name] |= request.body
         return web.json_response(self.events[name])
+
+    def _patch_pod(self, request: Request, name: str | None) -> web.Response:
+        """Merge a pod's annotations, provided that its uid is the one in the patch."""
+        found = next((item for item in self.pods if item["metadata"]["name"] == name), None)
+        if found is None:
+            return _status(404, "NotFound", f'pods "{name}" not found')
+        metadata, sent = found["metadata"], request.body["metadata"]
+        if sent.get("uid", metadata["uid"]) != metadata["uid"]:
+            return _status(409, "Conflict", "Precondition failed: UID in precondition")
+        merged = metadata.get("annotations", {}) | sent.get("annotations", {})
+        metadata["annotations"] = {key: value for key, value in merged.items() if value is not None}
+        return web.json_response(found)
 
     def _scale(self, target: Json) -> Json:
         """Return the Scale; as in the real one, zero replicas are left out."""

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from kubernetes_asyncio.client import Configuration
 
+from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.deployment import DeploymentActuator
 from autoscaler.actuators.events import RIGHTS as TELLS
@@ -28,6 +29,7 @@ from tests.fake_api import FakeApi, FakeClock, Json, Right, json_patch, pod
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "deploy" / "base"
 LIVE = ROOT / "deploy" / "overlays" / "live"
+GENTLE = ROOT / "deploy" / "components" / "gentle"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
@@ -75,7 +77,7 @@ def container(deployment: Json) -> Json:
     return dict(only)
 
 
-@pytest.mark.parametrize("folder", [BASE, LIVE], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [BASE, LIVE, GENTLE], ids=lambda folder: folder.name)
 def test_all_that_a_kustomization_names_is_there_and_nothing_else(folder: Path) -> None:
     content = kustomization(folder)
     generated = [file for entry in content.get("configMapGenerator", []) for file in entry["files"]]
@@ -89,12 +91,12 @@ def test_all_that_a_kustomization_names_is_there_and_nothing_else(folder: Path) 
 
 
 def test_nothing_is_cluster_wide_and_every_label_selects() -> None:
-    kinds = {item["kind"] for item in documents(BASE, LIVE)}
+    kinds = {item["kind"] for item in documents(BASE, LIVE, GENTLE)}
     assert kinds == {"ServiceAccount", "Role", "RoleBinding", "Deployment", "NetworkPolicy"}
-    assert all("namespace" not in item["metadata"] for item in documents(BASE, LIVE))
+    assert all("namespace" not in item["metadata"] for item in documents(BASE, LIVE, GENTLE))
     assert kustomization(BASE)["namespace"] == kustomization(LIVE)["namespace"]
     labels = {"app.kubernetes.io/name": "autoscaler"}
-    assert all(item["metadata"]["labels"] == labels for item in documents(BASE, LIVE))
+    assert all(item["metadata"]["labels"] == labels for item in documents(BASE, LIVE, GENTLE))
     spec = manifest("Deployment", "autoscaler", BASE)["spec"]
     assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"] == labels
     assert manifest("NetworkPolicy", "autoscaler", BASE)["spec"]["podSelector"]["matchLabels"] == labels
@@ -103,6 +105,7 @@ def test_nothing_is_cluster_wide_and_every_label_selects() -> None:
 def test_the_roles_grant_what_the_code_uses_and_no_more() -> None:
     assert rights(BASE) == READS
     assert rights(BASE, LIVE) == READS | WRITES | TELLS | ELECTS
+    assert rights(GENTLE) == MARKS
 
 
 @pytest.fixture

@@ -95,6 +95,13 @@ def test_a_missing_right_comes_with_its_rule() -> None:
     assert 'apiGroups: [""], resources: [pods], verbs: [list, watch]' in finding.remedy
 
 
+@pytest.mark.parametrize(("needed", "level"), [(False, "warning"), (True, "problem")], ids=["proceed", "hold"])
+def test_without_the_right_to_mark_pods_a_step_down_is_less_gentle_or_none(needed: bool, level: str) -> None:
+    (finding,) = judge_rights({("", "pods", "patch"): False, READ: True}, "serving", marks_needed=needed)
+    assert (finding.level, finding.text.partition(";")[0]) == (level, "not granted in serving: patch pods")
+    assert 'apiGroups: [""], resources: [pods], verbs: [patch]' in finding.remedy
+
+
 @pytest.mark.parametrize("reason", ["target_not_found", "forbidden", "unauthorized", "unreachable", "bad_body"])
 def test_a_target_that_cannot_be_read_is_a_problem_with_a_remedy(reason: str) -> None:
     finding = judge_failure(reason, f"{reason}: detail")

@@ -28,6 +28,7 @@ from autoscaler.core.types import (
     WHOLE_PAGE,
     Action,
     Decision,
+    DeletionCost,
     Demand,
     Drain,
     Engines,
@@ -854,6 +855,32 @@ def test_overruns_in_a_row_are_one_line(bench: Bench, sink: Sink) -> None:
     run_tick(bench, at=1300.0)
     bench.telemetry.overrun("chat")
     assert len(sink.events("tick_overrun")) == 2
+
+
+def test_deletion_costs_are_counted_and_the_first_of_a_row_that_fails_is_logged(bench: Bench, sink: Sink) -> None:
+    bench.telemetry.loaded(a_policy())
+    run_tick(bench)
+    bench.telemetry.deletion_cost("chat", "written", "")
+    for pod in ("chat-1", "chat-2"):
+        bench.telemetry.deletion_cost("chat", "failed", f"{pod}: forbidden")
+    bench.telemetry.deletion_cost("chat", "made up", "")
+    counts = {result: bench.value("deletion_costs_total", result=result) for result in ("written", "failed", "other")}
+    assert counts == {"written": 1.0, "failed": 2.0, "other": 1.0}
+    (line,) = sink.events("deletion_cost_not_written")
+    assert (line["level"], line["policy"], line["detail"]) == ("warning", "chat", "chat-1: forbidden")
+    assert "chat-1" not in generate_latest(bench.registry).decode()
+
+
+def test_a_decision_names_the_pods_that_are_to_go(bench: Bench, sink: Sink) -> None:
+    costs = [DeletionCost(pod=f"chat-{index}", uid="u", cost=-1, requests=float(index)) for index in range(6)]
+    costs[1] = replace(costs[1], cost=None, requests=None)
+    down = ScaleReplicas(seen=7, to=1, costs=tuple(costs))
+    bench.telemetry.tick("chat", a_snapshot(), a_decision(action=down), Outcome.APPLIED, 0.1)
+    bench.telemetry.tick("chat", a_snapshot(), a_decision(), Outcome.APPLIED, 0.1)
+    first, second = sink.events("decision")
+    assert first["deletion_costs"][:3] == ["chat-0 -1 (0 requests)", "chat-1 none", "chat-2 -1 (2 requests)"]
+    assert (len(first["deletion_costs"]), first["deletion_costs"][-1]) == (6, "and 1 more")
+    assert "deletion_costs" not in second
 
 
 def test_reloads(bench: Bench, sink: Sink) -> None:

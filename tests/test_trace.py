@@ -121,6 +121,7 @@ PODS = st.builds(
     ready_at=st.none() | KNOWN_NUMBERS,
     waiting_reason=st.sampled_from(["", 'Crash"Loop\n', "🦙\udc80"]),
     max_num_seqs=st.none() | st.integers(1, 2),
+    deletion_cost=st.none() | st.integers(-1, 1),
 )
 TARGETS = st.builds(
     TargetStatus,

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import click
 
 from autoscaler import actuators
+from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.events import why
 from autoscaler.cli.main import EXIT_FAILED
 from autoscaler.cli.wiring import Reporting, live_parts
@@ -123,13 +124,13 @@ async def _examine_all(loaded: Loaded, *, dry_run: bool, kubeconfig: str, contex
 
 async def _examine(policy: Policy, caches: ClusterCaches, clock: SystemClock, *, dry_run: bool) -> list[Finding]:
     """Return the findings of one policy."""
-    acting = not (dry_run or policy.dry_run)
+    acting, victims = not (dry_run or policy.dry_run), policy.scale_down.victims
     rights, template, nodes = await asyncio.gather(
-        _review(caches.api, policy, needed_rights(acting=acting)),
+        _review(caches.api, policy, needed_rights(acting=acting, marking=victims.order != "cluster")),
         _read_template(caches.api, policy),
         _read_nodes(caches.api),
     )
-    findings = list(judge_rights(rights, policy.target.namespace))
+    findings = list(judge_rights(rights, policy.target.namespace, marks_needed=victims.on_failure == "hold"))
     if template is not None:
         findings += [*judge_drain(policy, drain_of(template)), judge_room(policy, template, nodes)]
     parts = live_parts(policy, caches, clock, dry_run=True)  # an actuator that has nothing to write with
@@ -145,13 +146,18 @@ async def _examine(policy: Policy, caches: ClusterCaches, clock: SystemClock, *,
     return [*findings, *(problem("bug", redact(text), "report it") for text in troubles.found)]
 
 
-def needed_rights(*, acting: bool) -> frozenset[Right]:
-    """Return what the daemon asks the API server for: what it reads, and with `acting` what it writes."""
+def needed_rights(*, acting: bool, marking: bool = False) -> frozenset[Right]:
+    """Return what the daemon asks the API server for: what it reads, and with `acting` what it writes.
+
+    Args:
+        marking: the policy has pods marked before a step down.
+    """
     if not acting:
         return READS
+    unused = frozenset() if marking else MARKS
     names = [module.name for module in pkgutil.iter_modules(actuators.__path__, f"{actuators.__name__}.")]
     tables: list[frozenset[Right]] = [getattr(importlib.import_module(name), "RIGHTS", frozenset()) for name in names]
-    return READS.union(*tables)
+    return READS.union(*tables) - unused
 
 
 async def _review(api: KubernetesApi, policy: Policy, rights: Iterable[Right]) -> dict[Right, bool | str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +11,8 @@ from structlog.typing import FilteringBoundLogger
 
 from autoscaler import __version__
 from autoscaler.actuators import ACTUATORS
+from autoscaler.actuators.deletion_cost import MarkingActuator
+from autoscaler.actuators.deployment import ScaleApi
 from autoscaler.core.forecast import learned_horizon
 from autoscaler.core.policy import Policy, PrometheusServer
 from autoscaler.core.state import State
@@ -17,7 +20,7 @@ from autoscaler.core.types import Decision, Outcome, Snapshot, TargetStatus
 from autoscaler.errors import Problem
 from autoscaler.loop import Parts
 from autoscaler.policy_file import policy_to_plain
-from autoscaler.ports import Clock, Report, Source
+from autoscaler.ports import Actuator, Clock, Report, Source
 from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.telemetry import Telemetry
@@ -30,14 +33,37 @@ SCRAPE_EVERY_S = 0.005
 MAX_SPREAD_SHARE = 0.5
 
 
-def live_parts(policy: Policy, caches: ClusterCaches, clock: Clock, *, dry_run: bool) -> Parts:
-    """Return the parts of a policy on a cluster; policies share what is watched of it."""
-    mode = "dry-run" if dry_run or policy.dry_run else "live"
+def say_nothing(_policy: str, _result: str, _detail: str) -> None:
+    """Take no note of a mark."""
+
+
+def live_parts(
+    policy: Policy,
+    caches: ClusterCaches,
+    clock: Clock,
+    *,
+    dry_run: bool,
+    marked: Callable[[str, str, str], None] = say_nothing,
+) -> Parts:
+    """Return the parts of a policy on a cluster; policies share what is watched of it.
+
+    Args:
+        marked: is told the policy, and what became of each deletion cost that a step down needed.
+    """
     return Parts(
         target=DeploymentTarget(caches, policy.target),
         sources=live_sources(policy, clock),
-        actuator=ACTUATORS[mode](caches.api, policy.target),
+        actuator=_actuator(policy, caches.api, dry_run or policy.dry_run, marked),
     )
+
+
+def _actuator(policy: Policy, api: ScaleApi, dry_run: bool, marked: Callable[[str, str, str], None]) -> Actuator:
+    actuator = ACTUATORS["dry-run" if dry_run else "live"](api, policy.target)
+    victims = policy.scale_down.victims
+    if dry_run or victims.order == "cluster":
+        return actuator
+    told = partial(marked, policy.name)
+    return MarkingActuator(actuator, api, policy.target, on_failure=victims.on_failure, told=told)
 
 
 def live_sources(policy: Policy, clock: Clock) -> tuple[Source, ...]:

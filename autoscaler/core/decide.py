@@ -20,6 +20,7 @@ from autoscaler.core.types import (
     Score,
     Snapshot,
 )
+from autoscaler.core.victims import deletion_costs
 
 
 def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
@@ -54,7 +55,7 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
         proposal=proposal,
         reason=proposal.reason,
         mode=trigger_mode(tick),
-        action=choose_action(snapshot, proposal),
+        action=choose_action(policy, state, snapshot, proposal),
         unblocks=unblocks(tick, proposal),
     )
 
@@ -80,11 +81,12 @@ def _forecast(policy: Policy, state: State, snapshot: Snapshot, score: Score, wi
     return forecast_demand(policy, window, snapshot.at, horizon_s, state.hindsight.regimes, state.hindsight.ranked)
 
 
-def choose_action(snapshot: Snapshot, proposal: Proposal) -> Action:
+def choose_action(policy: Policy, state: State, snapshot: Snapshot, proposal: Proposal) -> Action:
     """Return the action that takes the target to the proposal."""
     if proposal.final or proposal.replicas == proposal.current:
         return Hold()
-    return ScaleReplicas(seen=proposal.current, to=proposal.replicas, uid=snapshot.target.uid)
+    costs = deletion_costs(policy, snapshot, proposal.replicas, state.starts)
+    return ScaleReplicas(seen=proposal.current, to=proposal.replicas, uid=snapshot.target.uid, costs=costs)
 
 
 def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:

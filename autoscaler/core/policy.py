@@ -369,6 +369,19 @@ class ScaleUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Victims:
+    """Which pods a shrink takes. Without the right to patch pods, leave it to the cluster.
+
+    Args:
+        order: `cluster` leaves it to Kubernetes, which knows no load; `emptiest` marks the pods with the least work.
+        on_failure: when a pod cannot be marked: `proceed` shrinks all the same, `hold` does not.
+    """
+
+    order: Literal["cluster", "emptiest"] = "cluster"
+    on_failure: Literal["proceed", "hold"] = "proceed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDown:
     """When and how fast to shrink.
 
@@ -383,6 +396,7 @@ class ScaleDown:
         serialize_drain: no step while pods of the last one still terminate.
         drain_s: how long requests may take to end once preStop is over; null looks at nothing.
         require_drain: hold shrinking while the pod template leaves less time than `drain`; false only warns.
+        victims: which pods go.
     """
 
     threshold: float = 0.40
@@ -395,6 +409,7 @@ class ScaleDown:
     serialize_drain: bool = False
     drain_s: float | None = None
     require_drain: bool = False
+    victims: Victims = field(default_factory=Victims)
 
 
 class Sizing(StrEnum):
@@ -909,6 +924,9 @@ def _speed_complaints(policy: Policy) -> Iterator[Complaint]:
         yield "scale_down.threshold", down.threshold, f"must be below scaleUp.threshold ({up.threshold:g})"
     if down.require_drain and down.drain_s is None:
         yield "scale_down.require_drain", True, "needs scaleDown.drain: how long requests may take to end"
+    if down.victims.order != "cluster" and policy.target.pods_per_replica > 1:
+        advice = "must be cluster with target.podsPerReplica above 1: Kubernetes takes pods, not groups of them"
+        yield "scale_down.victims.order", down.victims.order, advice
     for name, budgets in (("scale_up", up.budgets), ("scale_down", down.budgets)):
         for index, budget in enumerate(budgets):
             if budget.value < 1:

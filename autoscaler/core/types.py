@@ -106,6 +106,8 @@ class Pod:
         unschedulable_at: since when the scheduler finds no node; None when it does.
         max_num_seqs: from the container's arguments; None when they do not say.
         revision: `pod-template-hash` label, "" when absent.
+        deletion_cost: annotation `controller.kubernetes.io/pod-deletion-cost`; None when absent or not valid, which
+            Kubernetes takes for 0. Of pods that are alike, the cheapest goes first.
     """
 
     name: str
@@ -124,6 +126,7 @@ class Pod:
     unschedulable_at: float | None = None
     max_num_seqs: int | None = None
     revision: str = ""
+    deletion_cost: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -574,12 +577,32 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionCost:
+    """A pod's deletion cost that a shrink needs changed, provided that the pod still is `uid`.
+
+    Args:
+        cost: what to set; None removes the annotation.
+        requests: running and waiting ones when it was decided; None when unknown.
+    """
+
+    pod: str
+    uid: str
+    cost: int | None
+    requests: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleReplicas:
-    """Set `spec.replicas` to `to`, provided that it still is `seen` and the Deployment still is `uid`."""
+    """Set `spec.replicas` to `to`, provided that it still is `seen` and the Deployment still is `uid`.
+
+    Args:
+        costs: to be written before, so that Kubernetes takes the right pods.
+    """
 
     seen: int
     to: int
     uid: str = ""
+    costs: tuple[DeletionCost, ...] = ()
 
 
 Action = Hold | ScaleReplicas

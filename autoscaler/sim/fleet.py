@@ -116,6 +116,7 @@ class _Replica:
     engine: Engine
     page: Page
     deleted: float = math.inf
+    cost: int | None = None
 
     def is_ready(self, now: float) -> bool:
         return self.ready <= now
@@ -236,10 +237,10 @@ class Fleet:
             replica.deleted = self.now
             self._drain(replica)
 
-    def _deletion_rank(self, replica: _Replica) -> tuple[bool, bool, float, int]:
-        """Return what orders the victims of a scale-down: pending first, then not ready, then the newest."""
+    def _deletion_rank(self, replica: _Replica) -> tuple[bool, bool, int, float, int]:
+        """Return what orders the victims of a scale-down: pending first, then not ready, the cheapest, the newest."""
         running, ready = replica.running <= self.now, replica.is_ready(self.now)
-        return running, ready, -replica.ready if ready else 0.0, -replica.number
+        return running, ready, replica.cost or 0, -replica.ready if ready else 0.0, -replica.number
 
     def _active(self) -> list[_Replica]:
         return [replica for replica in self._replicas if replica.deleted == math.inf]
@@ -304,6 +305,7 @@ class Fleet:
             was_ready=ready,
             max_num_seqs=self.profile.max_num_seqs,
             revision=self._revision,
+            deletion_cost=replica.cost,
         )
 
     def _stamp(self, at: float) -> float:
@@ -319,6 +321,9 @@ class Fleet:
             raise ActuationError("conflict", f"replicas are {self.spec_replicas}, not {action.seen}")
         if action.to == self.spec_replicas:
             return Outcome.UNCHANGED
+        costs = {one.uid: one.cost for one in action.costs}
+        for replica in self._replicas:
+            replica.cost = costs.get(replica.uid, replica.cost)
         self.scale(action.to)
         await self.follow()
         return Outcome.APPLIED

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn
 from urllib.parse import quote
 
+from autoscaler.core.victims import ANNOTATION
 from autoscaler.errors import TargetError
 from autoscaler.ports import Clock
 from autoscaler.sources.kubernetes_api import DETAIL_LENGTH, KubernetesApi
@@ -318,6 +319,7 @@ def _prune_pod(item: Json) -> Json:
         "metadata": {
             **only(metadata, METADATA),
             "labels": only(metadata.get("labels"), ("pod-template-hash",)),
+            "annotations": only(metadata.get("annotations"), (ANNOTATION,)),
         },
         "spec": {**only(spec, ("nodeName",)), "containers": containers},
         "status": only(item.get("status"), status),

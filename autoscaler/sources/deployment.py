@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from autoscaler.core.policy import TargetRef
 from autoscaler.core.types import Pod, PodPhase, TargetStatus
+from autoscaler.core.victims import ANNOTATION
 from autoscaler.errors import TargetError
 from autoscaler.sources.annotations import wishes_of
 from autoscaler.sources.cluster import RIGHTS, ClusterCache, ClusterCaches
@@ -31,6 +32,7 @@ INITIAL_READINESS_S = 30.0
 POD_NAME = re.compile(r'^pods "[^"]*" is ')
 MAX_REFUSAL = 200
 HEALTHY_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
+INT32 = re.compile(r"0|[1-9][0-9]{0,9}|-[0-9]{1,10}")
 
 
 class DeploymentTarget:
@@ -158,6 +160,7 @@ def pod_of(item: Json) -> Pod:
         unschedulable_at=_unschedulable_at(conditions.get("PodScheduled", {})),
         max_num_seqs=max_num_seqs_of(as_objects(spec.get("containers"))),
         revision=str(as_object(metadata.get("labels")).get("pod-template-hash", "")),
+        deletion_cost=_deletion_cost(as_object(metadata.get("annotations")).get(ANNOTATION)),
     )
 
 
@@ -199,6 +202,13 @@ def _refusal(failure: Json) -> str:
     if failure.get("status") != "True":
         return ""
     return POD_NAME.sub("", str(failure.get("message") or failure.get("reason") or "refused"))[:MAX_REFUSAL]
+
+
+def _deletion_cost(text: object) -> int | None:
+    """Return an annotated deletion cost; None without a valid one, as Kubernetes takes it for none."""
+    found = INT32.fullmatch(text) if isinstance(text, str) else None
+    cost = int(found[0]) if found else None
+    return cost if cost is not None and -(2**31) <= cost < 2**31 else None
 
 
 def _scalers(hpas: Iterable[Json], deployment: str) -> Iterator[str]:

@@ -73,6 +73,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter("decisions_total", "Decisions by primary reason; the sum is ticks_total.", "reason"),
     _counter("actions_total", "Actions by direction and outcome; the sum is ticks_total.", "direction", "outcome"),
     _counter("gaps_total", "Readings that were missing, stale or not believed.", "source", "signal", "reason"),
+    _counter("deletion_costs_total", "Deletion costs of pods that steps down needed changed.", "result"),
     Family("tick_duration_seconds", HISTOGRAM, ("policy",), "From a tick's snapshot to its completed action."),
     Family("policy_reloads_total", COUNTER, ("result",), "Attempts to take up changed policy files."),
     Family("events_total", COUNTER, ("result",), "Kubernetes Events about the targets."),
@@ -95,6 +96,7 @@ ERROR_KINDS: frozenset[str] = frozenset(
 )
 RELOAD_RESULTS: frozenset[str] = frozenset({"applied", "rejected"})
 EVENT_RESULTS: frozenset[str] = frozenset({"written", "failed", "dropped"})
+COST_RESULTS: frozenset[str] = frozenset({"written", "failed"})
 # Sources x signals x reasons has thousands of corners of which a target shows a handful. What comes after this many
 # is counted under `other`, so that the worst policy exports some 120 series.
 MAX_GAP_SERIES = 24

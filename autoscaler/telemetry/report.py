@@ -26,6 +26,7 @@ from autoscaler.core.types import (
 )
 from autoscaler.errors import ActuationError, AutoscalerError, TargetError
 from autoscaler.telemetry.metrics import (
+    COST_RESULTS,
     ERROR_KINDS,
     EVENT_RESULTS,
     MAX_GAP_SERIES,
@@ -38,6 +39,9 @@ from autoscaler.telemetry.metrics import (
     Metrics,
     known,
 )
+
+MAX_COSTS = 5
+"""Deletion costs that a line names."""
 
 
 def _direction(action: Action) -> str:
@@ -129,6 +133,17 @@ def _gap_fields(gaps: Iterable[Gap]) -> dict[str, dict[str, object]]:
     return found
 
 
+def _cost_fields(action: Action) -> list[str] | None:
+    """Return the deletion costs to be changed, the first in words; None without any."""
+    costs = () if isinstance(action, Hold) else action.costs
+    shown = [
+        f"{one.pod} {'none' if one.cost is None else one.cost}"
+        + ("" if one.requests is None else f" ({one.requests:g} requests)")
+        for one in costs[:MAX_COSTS]
+    ]
+    return [*shown, *([f"and {len(costs) - MAX_COSTS} more"] if len(costs) > MAX_COSTS else [])] or None
+
+
 def decision_fields(snapshot: Snapshot, decision: Decision, outcome: Outcome, duration_s: float) -> dict[str, object]:
     """Return the fields of a `decision` line, plain data, beside `policy` and `target`."""
     direction = _direction(decision.action)
@@ -151,6 +166,7 @@ def decision_fields(snapshot: Snapshot, decision: Decision, outcome: Outcome, du
         "unblocks": list(decision.unblocks),
         "outcome": str(outcome),
         "duration_s": _short(duration_s),
+        **_given(deletion_costs=_cost_fields(decision.action)),
     }
 
 
@@ -311,6 +327,17 @@ class Telemetry:
         self._metrics.add("tick_overruns_total", policy)
         if memory.texts.is_news(("overrun",), memory.at):
             self._logger.warning("tick_overrun", policy=policy)
+
+    def deletion_cost(self, policy: str, result: str, detail: str) -> None:
+        """Count a pod's deletion cost that a step down needed changed, and log the first of a row that is not written.
+
+        Args:
+            result: `written`, or `failed`.
+        """
+        self._metrics.add("deletion_costs_total", policy, known(result, COST_RESULTS))
+        memory = self._memory(policy)
+        if result != "written" and memory.texts.is_news(("deletion_cost",), memory.at):
+            self._logger.warning("deletion_cost_not_written", policy=policy, detail=detail)
 
     def reload(self, result: str, problems: Iterable[object] = ()) -> None:
         """Count an attempt to take up changed policy files, and log it unless it repeats the last one's problems.

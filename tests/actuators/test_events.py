@@ -31,6 +31,7 @@ from autoscaler.core.state import NO_ENGINES
 from autoscaler.core.types import (
     Action,
     Decision,
+    DeletionCost,
     Demand,
     Forecast,
     Gap,
@@ -99,6 +100,17 @@ def test_every_action_that_was_carried_out_has_one(reason: Reason) -> None:
         assert (note.reason, note.warning, note.at) == (camel(reason), False, at)
         assert note.message.startswith(f"scaled from 4 to 6: {reason}; ")
         assert (note.namespace, note.name, note.uid) == ("serving", "chat", "u-1")
+
+
+def test_a_step_down_says_how_many_pods_were_marked_and_what_they_held() -> None:
+    costs = [DeletionCost(pod=f"chat-x{index}", uid="u", cost=-1, requests=2.0) for index in range(2)]
+    left_over = DeletionCost(pod="chat-x9", uid="u", cost=None, requests=50.0)
+    down = ScaleReplicas(seen=4, to=2, costs=(*costs, left_over))
+    (note,) = Changes(POLICY).notes(a_snapshot(), a_decision(Reason.DOWN_DEMAND, down), Outcome.APPLIED, "")
+    assert "; 2 pods marked to go first, with 4 requests" in note.message
+    assert "chat-x" not in note.message
+    (note,) = Changes(POLICY).notes(a_snapshot(), a_decision(Reason.UP_DEMAND, UP), Outcome.APPLIED, "")
+    assert "marked" not in note.message
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SIMULATED, Outcome.UNCHANGED], ids=str)

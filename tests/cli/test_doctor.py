@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.events import RIGHTS as TELLS
 from autoscaler.cli.doctor import needed_rights
@@ -114,7 +115,9 @@ def test_a_good_policy_has_no_problem_and_nothing_is_written(
 
 def test_it_asks_for_every_right_of_every_table(world: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert needed_rights(acting=True) >= READS | WRITES | TELLS
-    assert needed_rights(acting=False) == READS
+    assert needed_rights(acting=False) == needed_rights(acting=False, marking=True) == READS
+    assert needed_rights(acting=True, marking=True) == needed_rights(acting=True) | MARKS
+    assert not needed_rights(acting=True) & MARKS
     findings(world, capsys, str(world.policy()))
     reviews = [request.body["spec"] for request in world.api.requests if request.resource.endswith("reviews")]
     asked = set()
@@ -139,6 +142,21 @@ def test_without_a_right_it_is_a_finding_and_no_crash(
     assert (code, levels(found)["rights"]) == ((0, "warning") if dispensable else (1, "problem"))
     assert f"{right[2]} {right[1]}" in found["rights"][0]["text"]
     assert right[2] in found["rights"][0]["remedy"]
+
+
+@pytest.mark.parametrize(("failure", "level"), [("proceed", "warning"), ("hold", "problem")])
+def test_a_policy_that_has_pods_marked_needs_the_right_to_it(
+    failure: str, level: str, world: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(world.policy(more=f"  scaleDown: {{victims: {{order: emptiest, onFailure: {failure}}}}}\n"))
+    world.api.rights = needed_rights(acting=True, marking=True)
+    assert levels(findings(world, capsys, path)[1])["rights"] == "ok"
+    world.api.rights = needed_rights(acting=True)
+    code, found = findings(world, capsys, path)
+    assert (code, levels(found)["rights"]) == (int(level == "problem"), level)
+    assert "patch pods" in found["rights"][0]["text"]
+    code, found = findings(world, capsys, path, "--dry-run")
+    assert levels(found)["rights"] == "ok"
 
 
 def test_with_no_right_at_all_it_says_so(world: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,8 @@ def test_json_is_one_object_a_tick_and_the_summary(trace: Path, capsys: pytest.C
     *ticks, last = documents(capsys.readouterr().out)
     assert len(ticks) == 60
     assert {tick["policy"] for tick in ticks} == {"p0"}
-    assert ticks[0]["decision"]["action"] == {"kind": "scale_replicas", "seen": 2, "to": 4, "uid": "uid-of-target"}
+    action = {"kind": "scale_replicas", "seen": 2, "to": 4, "uid": "uid-of-target", "costs": []}
+    assert ticks[0]["decision"]["action"] == action
     assert (last["summary"]["p0"]["ticks"], last["summary"]["p0"]["ups"], last["summary"]["p0"]["errors"]) == (60, 3, 0)
     assert "verified" not in last
 

@@ -12,6 +12,7 @@ from autoscaler.core.plain import to_number, to_plain
 from autoscaler.core.policy import Policy, PrometheusServer, ReplicaBounds, Signals, TargetRef
 from autoscaler.core.types import (
     Decision,
+    DeletionCost,
     Demand,
     EngineKey,
     Forecast,
@@ -49,8 +50,19 @@ from autoscaler.core.types import (
         pytest.param(Hold(), {"kind": "hold"}, id="hold"),
         pytest.param(
             ScaleReplicas(seen=2, to=4, uid="u"),
-            {"kind": "scale_replicas", "seen": 2, "to": 4, "uid": "u"},
+            {"kind": "scale_replicas", "seen": 2, "to": 4, "uid": "u", "costs": []},
             id="scale",
+        ),
+        pytest.param(
+            ScaleReplicas(seen=2, to=1, costs=(DeletionCost(pod="a", uid="u", cost=-1),)),
+            {
+                "kind": "scale_replicas",
+                "seen": 2,
+                "to": 1,
+                "uid": "",
+                "costs": [{"pod": "a", "uid": "u", "cost": -1, "requests": None}],
+            },
+            id="costs",
         ),
         pytest.param(
             Gap(signal="ttft", reason=GapReason.TIMEOUT, pod="chat-1"),
@@ -81,7 +93,7 @@ def test_a_decision_survives_json() -> None:
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert isinstance(plain, dict)
     assert plain["demand"] == {"itl": 1.0 / 3.0, "kv": "nan", "sequences": 2.0, "gap": None}
-    assert plain["action"] == {"kind": "scale_replicas", "seen": 2, "to": 4, "uid": ""}
+    assert plain["action"] == {"kind": "scale_replicas", "seen": 2, "to": 4, "uid": "", "costs": []}
     proposal = plain["proposal"]
     assert isinstance(proposal, dict)
     assert (proposal["reason"], proposal["urgent"], proposal["wished"]) == ("up_demand", False, 9)

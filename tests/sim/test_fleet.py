@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.core.policy import VllmSignals
 from autoscaler.core.signals import COLUMN
-from autoscaler.core.types import Hold, Outcome, PodPhase, ScaleReplicas
+from autoscaler.core.types import DeletionCost, Hold, Outcome, PodPhase, ScaleReplicas
 from autoscaler.errors import ActuationError
 from autoscaler.sim.engine import PROFILES, Request
 from autoscaler.sim.fleet import Fleet, Settings, VirtualClock
@@ -112,6 +112,18 @@ async def test_pods_that_do_not_serve_go_first_then_the_newest() -> None:
     assert left[1] == oldest
     assert left[2] == oldest[:2]
     assert len(left[3]) == 1
+
+
+async def test_of_ready_pods_the_cheapest_goes_and_a_refused_write_marks_none() -> None:
+    fleet = make(replicas=3)
+    fleet.advance(10.0)
+    first, *others = (await fleet.read()).pods
+    costs = (DeletionCost(pod=first.name, uid=first.uid, cost=-1),)
+    with pytest.raises(ActuationError):
+        await fleet.apply(ScaleReplicas(seen=4, to=2, costs=costs))
+    assert [pod.deletion_cost for pod in (await fleet.read()).pods] == [None, None, None]
+    assert await fleet.apply(ScaleReplicas(seen=3, to=2, costs=costs)) is Outcome.APPLIED
+    assert [pod.uid for pod in (await fleet.read()).pods] == [pod.uid for pod in others]
 
 
 async def test_a_deleted_pod_drains_and_nothing_fails() -> None:

@@ -430,6 +430,7 @@ def bloated(item: Json) -> Json:
 
 def test_what_is_kept_makes_the_same_status_and_is_little() -> None:
     pods = [bloated(one) for one in (pod("a", args=["--max-num-seqs", "64"], restarts=2), pending_pod("b"))]
+    pods[0]["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] = "-1"
     sets = [bloated(one) for one in (replica_set("chat-1"), replica_set("chat-0", revision=0, wanted=1))]
     hpas = [bloated(hpa("h"))]
     target = bloated(deployment())

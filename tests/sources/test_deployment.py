@@ -29,6 +29,7 @@ from tests.fake_api import (
 )
 
 REF = TargetRef(deployment="chat", namespace="serving")
+COST = "controller.kubernetes.io/pod-deletion-cost"
 QUICK = Pace(watch_s=1, relist_s=0.05, backoff_s=0.05, max_backoff_s=0.2, hidden_s=0.2)
 WAITS_CRASHED: Json = {"waiting": {"reason": "CrashLoopBackOff"}}
 OOM: Json = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
@@ -438,6 +439,7 @@ def test_waiting_reason(statuses: Json, reason: str) -> None:
 
 def test_a_pod_is_read_in_full() -> None:
     item = pod("a", started=100.0, changed=300.0, args=["--max-num-seqs", "256"])
+    item["metadata"]["annotations"] = {COST: "-100"}
     assert pod_of(item) == Pod(
         name="a",
         uid="pod-a",
@@ -450,7 +452,30 @@ def test_a_pod_is_read_in_full() -> None:
         was_ready=True,
         max_num_seqs=256,
         revision="chat-1",
+        deletion_cost=-100,
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "cost"),
+    [
+        pytest.param("0", 0, id="zero"),
+        pytest.param("2147483647", 2**31 - 1, id="largest"),
+        pytest.param("-2147483648", -(2**31), id="smallest"),
+        pytest.param("2147483648", None, id="above int32"),
+        pytest.param("-2147483649", None, id="below int32"),
+        pytest.param("+5", None, id="plus"),
+        pytest.param("007", None, id="leading zeros"),
+        pytest.param("1.5", None, id="fraction"),
+        pytest.param("", None, id="empty"),
+        pytest.param("\u0665", None, id="digits of another script"),
+        pytest.param(5, None, id="no text"),
+    ],
+)
+def test_a_deletion_cost_that_kubernetes_takes_for_none_is_none(text: object, cost: int | None) -> None:
+    item = pod("a")
+    item["metadata"]["annotations"] = {COST: text}
+    assert pod_of(item).deletion_cost == cost
 
 
 @pytest.mark.parametrize(
