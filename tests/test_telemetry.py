@@ -627,6 +627,23 @@ def test_a_failed_tick_shows_no_old_values(bench: Bench, kind: str, error: Excep
     assert bench.value("ticks_total") == 1.0
 
 
+def test_c104_a_forbidden_write_shows_until_one_succeeds(bench: Bench, sink: Sink) -> None:
+    bench.telemetry.loaded(a_policy())
+    assert bench.value("write_forbidden") == 0.0
+    bench.telemetry.right_missing("chat", "patch deployments/scale in namespace serving")
+    assert [line["event"] for line in sink.events()] == ["right_missing"]
+    assert bench.value("write_forbidden") == 1.0
+    bench.telemetry.loaded(a_policy())
+    run_tick(bench)
+    bench.telemetry.error("chat", "target", TargetError("unreachable"))
+    assert bench.value("write_forbidden") == 1.0
+    bench.telemetry.tick("chat", a_snapshot(), a_decision(), Outcome.APPLIED, 0.0)
+    assert bench.value("write_forbidden") == 0.0
+    for reason, value in (("conflict", 0.0), ("forbidden", 1.0)):
+        bench.telemetry.error("chat", "actuation", ActuationError(reason))
+        assert bench.value("write_forbidden") == value
+
+
 def test_c146_one_reason_and_one_outcome_a_tick(bench: Bench, sink: Sink) -> None:
     ticks: list[tuple[Reason, Action, Outcome]] = [
         (Reason.INSUFFICIENT_COMPONENTS, Hold(), Outcome.UNCHANGED),

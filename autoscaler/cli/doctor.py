@@ -6,7 +6,7 @@ import json
 import os
 import pkgutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from autoscaler import actuators
 from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.events import why
 from autoscaler.cli.main import EXIT_FAILED
+from autoscaler.cli.rights import review
 from autoscaler.cli.wiring import Reporting, live_parts
 from autoscaler.clock import SystemClock
 from autoscaler.core.decide import decide
@@ -56,7 +57,6 @@ from autoscaler.sources.pod_template import drain_of
 from autoscaler.sources.vllm import VllmSource
 from autoscaler.telemetry import redact
 
-REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/{namespace}/deployments"
 NODES = "/api/v1/nodes"
 COLORS: Mapping[Level, str] = {
@@ -126,7 +126,7 @@ async def _examine(policy: Policy, caches: ClusterCaches, clock: SystemClock, *,
     """Return the findings of one policy."""
     acting, victims = not (dry_run or policy.dry_run), policy.scale_down.victims
     rights, template, nodes = await asyncio.gather(
-        _review(caches.api, policy, needed_rights(acting=acting, marking=victims.order != "cluster")),
+        review(caches.api, policy.target.namespace, needed_rights(acting=acting, marking=victims.order != "cluster")),
         _read_template(caches.api, policy),
         _read_nodes(caches.api),
     )
@@ -158,30 +158,6 @@ def needed_rights(*, acting: bool, marking: bool = False) -> frozenset[Right]:
     names = [module.name for module in pkgutil.iter_modules(actuators.__path__, f"{actuators.__name__}.")]
     tables: list[frozenset[Right]] = [getattr(importlib.import_module(name), "RIGHTS", frozenset()) for name in names]
     return READS.union(*tables) - unused
-
-
-async def _review(api: KubernetesApi, policy: Policy, rights: Iterable[Right]) -> dict[Right, bool | str]:
-    """Return whether each right is granted, or why that cannot be told. A review is answered, not kept."""
-    rights = sorted(rights)
-    answers = await asyncio.gather(*(_may(api, policy.target.namespace, right) for right in rights))
-    return dict(zip(rights, answers, strict=True))
-
-
-async def _may(api: KubernetesApi, namespace: str, right: Right) -> bool | str:
-    group, resource, verb = right
-    kind, _, sub = resource.partition("/")
-    asked = {"namespace": namespace, "group": group, "resource": kind, "subresource": sub, "verb": verb}
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": asked},
-    }
-    try:
-        answer = await api.request("POST", REVIEWS, body=review)
-    except TargetError as error:
-        return redact(str(error))
-    status = answer.get("status")
-    return isinstance(status, dict) and status.get("allowed") is True
 
 
 async def _read_template(api: KubernetesApi, policy: Policy) -> Json | None:

@@ -22,6 +22,7 @@ from autoscaler.cli.leadership import (
     parse_lease,
     parse_lease_duration,
 )
+from autoscaler.cli.rights import review
 from autoscaler.cli.selecting import parse_selection, selected
 from autoscaler.cli.wiring import FirstTicks, Watchers, fingerprint, live_parts, open_recorder
 from autoscaler.clock import SystemClock
@@ -35,6 +36,7 @@ from autoscaler.telemetry import Telemetry, configure_logging, redact
 from autoscaler.web.server import Health, serve
 
 DEFAULT_LISTEN = "127.0.0.1:9090"
+WRITES = frozenset({("apps", "deployments/scale", "patch")})
 REQUEST_S = 3.0
 """Of one request to the API server."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -153,9 +155,9 @@ async def _run(
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def connect(timeout_s: float = REQUEST_S) -> KubernetesApi:
+        async def connect(timeout_s: float = REQUEST_S, elder: KubernetesApi | None = None) -> KubernetesApi:
             api = await KubernetesApi.connect(
-                clock, kubeconfig=kubeconfig, context=context, environ=os.environ, timeout_s=timeout_s
+                clock, kubeconfig=kubeconfig, context=context, environ=os.environ, timeout_s=timeout_s, elder=elder
             )
             stack.push_async_callback(api.close)
             return api
@@ -174,7 +176,8 @@ async def _run(
             leadership = Leadership(lease, await connect(timing.call_s), clock, telemetry, recalled, timing)
         events = None
         if not dry_run:
-            events = await stack.enter_async_context(Events(await connect(), clean=redact, told=telemetry.event))
+            api = await connect(elder=caches.api)
+            events = await stack.enter_async_context(Events(api, clean=redact, told=telemetry.event))
             reports.append(events if leadership is None else WhileLeading(events, leadership.elector.leading))
         remember = leadership.memories.learned if leadership is not None else None
         watchers = Watchers(telemetry, health, recorder, dry_run=dry_run, reports=reports, remember=remember)
@@ -199,6 +202,8 @@ async def _run(
         if not once:
             url = await stack.enter_async_context(serve(listen, registry, health))
             log.info("started", version=__version__, policies=sorted(loaded.policies), listen=url, dry_run=dry_run)
+            if not dry_run:
+                await _ask_for_rights(caches.api, loaded, telemetry)
         await (supervisor.run(stop) if leadership is None else leadership.during(supervisor.run(stop)))
         if not once:
             log.info("stopped")
@@ -207,3 +212,13 @@ async def _run(
         for name in sorted(missed.keys() - supervisor.ticked):
             click.echo(f"{click.style('error', fg='red')}: policy {name}: {missed[name]}", err=True)
         return 0 if supervisor.ticked >= missed.keys() else 1
+
+
+async def _ask_for_rights(api: KubernetesApi, loaded: Loaded, telemetry: Telemetry) -> None:
+    """Say of each live policy that it may not write, where the API server says so: its first write may be days away."""
+    live = [policy for policy in loaded.policies.values() if not policy.dry_run]
+    answers = await asyncio.gather(*(review(api, policy.target.namespace, WRITES) for policy in live))
+    for policy, answer in zip(live, answers, strict=True):
+        for (_, resource, verb), granted in answer.items():
+            if granted is False:
+                telemetry.right_missing(policy.name, f"{verb} {resource} in namespace {policy.target.namespace}")

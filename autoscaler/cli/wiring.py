@@ -13,11 +13,12 @@ from autoscaler import __version__
 from autoscaler.actuators import ACTUATORS
 from autoscaler.actuators.deletion_cost import MarkingActuator
 from autoscaler.actuators.deployment import ScaleApi
+from autoscaler.actuators.gate import PatientActuator
 from autoscaler.core.forecast import learned_horizon
 from autoscaler.core.policy import Policy, PrometheusServer
 from autoscaler.core.state import State
 from autoscaler.core.types import Decision, Outcome, Snapshot, TargetStatus
-from autoscaler.errors import Problem
+from autoscaler.errors import Problem, TargetError
 from autoscaler.loop import Parts
 from autoscaler.policy_file import policy_to_plain
 from autoscaler.ports import Actuator, Clock, Report, Source
@@ -31,6 +32,8 @@ from autoscaler.web.server import Health
 SCRAPE_EVERY_S = 0.005
 """Scrapes of one target start this far apart: 200 pods in one second."""
 MAX_SPREAD_SHARE = 0.5
+ANSWERED = frozenset({"target_not_found", "forbidden"})
+"""Why a target cannot be read although the API server has said all that there is to know of it."""
 
 
 def say_nothing(_policy: str, _result: str, _detail: str) -> None:
@@ -53,17 +56,21 @@ def live_parts(
     return Parts(
         target=DeploymentTarget(caches, policy.target),
         sources=live_sources(policy, clock),
-        actuator=_actuator(policy, caches.api, dry_run or policy.dry_run, marked),
+        actuator=_actuator(policy, caches.api, clock, dry_run or policy.dry_run, marked),
     )
 
 
-def _actuator(policy: Policy, api: ScaleApi, dry_run: bool, marked: Callable[[str, str, str], None]) -> Actuator:
+def _actuator(
+    policy: Policy, api: ScaleApi, clock: Clock, dry_run: bool, marked: Callable[[str, str, str], None]
+) -> Actuator:
     actuator = ACTUATORS["dry-run" if dry_run else "live"](api, policy.target)
     victims = policy.scale_down.victims
-    if dry_run or victims.order == "cluster":
+    if dry_run:
         return actuator
-    told = partial(marked, policy.name)
-    return MarkingActuator(actuator, api, policy.target, on_failure=victims.on_failure, told=told)
+    if victims.order != "cluster":
+        told = partial(marked, policy.name)
+        actuator = MarkingActuator(actuator, api, policy.target, on_failure=victims.on_failure, told=told)
+    return PatientActuator(actuator, clock)
 
 
 def live_sources(policy: Policy, clock: Clock) -> tuple[Source, ...]:
@@ -166,7 +173,8 @@ class Watchers:
             if isinstance(report, _Troubled):
                 report.error(policy, kind, error)
         if kind == "target":
-            self._health.completed(policy)
+            known = isinstance(error, TargetError) and error.reason in ANSWERED
+            self._health.completed(policy, seen=known)
 
     def overrun(self, policy: str) -> None:
         """Pass an overrun on."""

@@ -57,6 +57,7 @@ class KubernetesApi:
         token_file: bearer token, read before each request, since it is rotated on disk.
         renew: loads the credentials into the configuration anew; called when they are refused.
         timeout_s: of one request, from connecting to the last byte.
+        elder: another client of the same server, whose pauses hold for this one as well, and not the other way round.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class KubernetesApi:
         token_file: Path | None = None,
         renew: Callable[[], Awaitable[None]] | None = None,
         timeout_s: float = 3.0,
+        elder: "KubernetesApi | None" = None,
     ) -> None:
         from kubernetes_asyncio.client import ApiClient
 
@@ -79,6 +81,7 @@ class KubernetesApi:
         self._token_file = token_file
         self._renew = renew
         self._timeout_s = timeout_s
+        self._elder = elder
         self._refusals = 0
         self._paused_until = 0.0
         self._paused_for = ""
@@ -93,6 +96,7 @@ class KubernetesApi:
         environ: Mapping[str, str] = os.environ,
         account: Path = SERVICE_ACCOUNT,
         timeout_s: float = 3.0,
+        elder: "KubernetesApi | None" = None,
     ) -> Self:
         """Return the API that is asked for, without calling it.
 
@@ -107,14 +111,14 @@ class KubernetesApi:
         try:
             if not paths and not context and "KUBERNETES_SERVICE_HOST" in environ:
                 _load_service_account(configuration, environ, account)
-                return cls(configuration, clock, token_file=account / "token", timeout_s=timeout_s)
+                return cls(configuration, clock, token_file=account / "token", timeout_s=timeout_s, elder=elder)
             paths = paths or DEFAULT_KUBECONFIG
             renew = partial(_load_kubeconfig, configuration, paths, context)
             configuration.host = ""
             await renew()
             if not configuration.host:
                 raise TargetError("unreachable", _detail(f"kubeconfig {paths}: its cluster has no server"))
-            return cls(configuration, clock, renew=renew, timeout_s=timeout_s)
+            return cls(configuration, clock, renew=renew, timeout_s=timeout_s, elder=elder)
         except OSError as error:
             raise TargetError("unreachable", _detail(f"certificates of the API server: {error}")) from error
 
@@ -181,9 +185,9 @@ class KubernetesApi:
         content_type: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield a good answer, whose body is still to be read; it has `limit_s` in all. Raises TargetError."""
-        left_s = self._paused_until - self._clock.now()
-        if left_s > 0:
-            raise TargetError(self._paused_for, f"no request for another {left_s:.1f} s", retry_after_s=left_s)
+        for api in (self, self._elder):
+            if api is not None and (left_s := api._paused_until - self._clock.now()) > 0:
+                raise TargetError(api._paused_for, f"no request for another {left_s:.1f} s", retry_after_s=left_s)
         response = await self._send(method, path, query, limit_s, body, content_type)
         if response.status == 401:
             response.release()

@@ -65,6 +65,7 @@ FAMILIES: tuple[Family, ...] = (
     _gauge("no_data", "1 when no score could be computed for evidence.alertAfter, else 0."),
     _gauge("rollout_unhealthy", "1 while a rollout has failed or its pods do not start, else 0."),
     _gauge("unsafe_drain", "1 while the pod template leaves less time than scaleDown.drain, else 0."),
+    _gauge("write_forbidden", "1 after a write of the replicas was forbidden, until one succeeds; else 0."),
     _gauge("dry_run", "1 when decisions are only explained, 0 when they are carried out."),
     _gauge("last_tick_timestamp_seconds", "When the last completed tick's snapshot was taken, epoch."),
     _counter("ticks_total", "Completed ticks."),

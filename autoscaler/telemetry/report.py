@@ -209,7 +209,7 @@ class _Memory:
         quiet_s: a condition that did not hold for this long has ended.
         drain_s: how long requests may take to end; None where the policy does not say.
         at: of the last tick. `scored_at`: of the last one with a score, or of the first.
-        silent: the `no_data` gauge is 1.
+        silent: the `no_data` gauge is 1. `forbidden`: the `write_forbidden` gauge is.
         gap_series: label sets in use, see MAX_GAP_SERIES.
     """
 
@@ -220,6 +220,7 @@ class _Memory:
     at: float = 0.0
     scored_at: float | None = None
     silent: bool = False
+    forbidden: bool = False
     gaps: _Said = field(default_factory=_Said)
     texts: _Said = field(default_factory=_Said)
     gap_series: set[tuple[str, str, str]] = field(default_factory=set)
@@ -264,6 +265,7 @@ class Telemetry:
             self._metrics.set("max_replicas", name, policy.replicas.max)
             self._metrics.set("dry_run", name, float(memory.dry_run))
             self._metrics.set("no_data", name, float(memory.silent))
+            self._metrics.set("write_forbidden", name, float(memory.forbidden))
             for counter in ("ticks_total", "tick_overruns_total"):
                 self._metrics.add(counter, name, amount=0.0)
 
@@ -288,6 +290,8 @@ class Telemetry:
             self._count(policy, memory, snapshot, decision, outcome)
             self._metrics.observe(policy, duration_s)
             self._metrics.set("no_data", policy, float(silent))
+            if outcome is Outcome.APPLIED:
+                self._set_forbidden(policy, False)
             self._metrics.set("last_tick_timestamp_seconds", policy, snapshot.at)
         if silent != memory.silent:
             memory.silent = silent
@@ -313,6 +317,8 @@ class Telemetry:
             self._metrics.add("tick_errors_total", policy, label)
             if kind != "actuation":
                 self._metrics.forget(policy, SEEN)
+            elif reason == "forbidden":
+                self._set_forbidden(policy, True)
         if not memory.texts.is_news(("error", kind, type(error).__name__, _same_text(str(error))), memory.at):
             return
         log = self._logger.bind(policy=policy, kind=kind, error=type(error).__name__, detail=str(error))
@@ -320,6 +326,11 @@ class Telemetry:
             log.warning("tick_failed")
         else:
             log.error("tick_failed", exc_info=error)
+
+    def right_missing(self, policy: str, right: str) -> None:
+        """Log that the API server forbids us what carries out the policy's decisions, and show it."""
+        self._set_forbidden(policy, True)
+        self._logger.warning("right_missing", policy=policy, right=right)
 
     def overrun(self, policy: str) -> None:
         """Count a tick that took longer than the interval, and log the first of a row."""
@@ -405,6 +416,10 @@ class Telemetry:
     def _memory(self, policy: str) -> _Memory:
         """Return what is remembered of the policy."""
         return self._policies.setdefault(policy, _Memory())
+
+    def _set_forbidden(self, policy: str, forbidden: bool) -> None:
+        self._memory(policy).forbidden = forbidden
+        self._metrics.set("write_forbidden", policy, float(forbidden))
 
     def _show(self, policy: str, snapshot: Snapshot, decision: Decision) -> None:
         """Set the gauges that say what the tick saw and wants."""

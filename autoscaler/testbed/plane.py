@@ -227,8 +227,9 @@ class AuditEvent:
 
     @property
     def wrote(self) -> bool:
-        """Whether it asked for a change and got it."""
-        return self.verb not in ("get", "list", "watch") and self.code < 300 and not self.dry_run
+        """Whether it asked for a change and got it. A review is created, answered, and not kept."""
+        asked = self.verb not in ("get", "list", "watch") and not self.resource.endswith("reviews")
+        return asked and self.code < 300 and not self.dry_run
 
 
 class Plane:

@@ -21,18 +21,19 @@ _INDEX = """<!doctype html>
 <body><h1>autoscaler</h1><ul>
 <li><a href="metrics">metrics</a>: Prometheus metrics</li>
 <li><a href="healthz">healthz</a>: the age of every policy's last completed tick</li>
-<li><a href="readyz">readyz</a>: whether every policy has completed a tick</li>
+<li><a href="readyz">readyz</a>: whether the target of every policy was seen</li>
 </ul></body></html>
 """
 
 
 @dataclass(slots=True)
 class _Pulse:
-    """One policy's sign of life: since when it is watched, and when a tick last completed."""
+    """One policy's sign of life: since when it is watched, when a tick last completed, whether its target was seen."""
 
     limit_s: float
     watched_at: float
     completed_at: float | None = None
+    seen: bool = False
 
 
 class Health:
@@ -56,11 +57,16 @@ class Health:
         """Watch the policy no longer."""
         self._pulses.pop(policy, None)
 
-    def completed(self, policy: str) -> None:
-        """Take note of a completed tick; of a policy that is not watched it means nothing."""
+    def completed(self, policy: str, *, seen: bool = True) -> None:
+        """Take note of a completed tick; of a policy that is not watched it means nothing.
+
+        Args:
+            seen: false where the API server has not yet said what there is of the target.
+        """
         pulse = self._pulses.get(policy)
         if pulse is not None:
             pulse.completed_at = self._clock.now()
+            pulse.seen = pulse.seen or seen
 
     def live(self) -> tuple[bool, dict[str, object]]:
         """Return whether no policy's last completed tick is too old, and the ages; before the first, since loading."""
@@ -80,8 +86,8 @@ class Health:
         return alive, {"status": "ok" if alive else "stalled", "policies": policies}
 
     def ready(self) -> tuple[bool, dict[str, object]]:
-        """Return whether policies are loaded and each has completed a tick, and which have not."""
-        waiting = [policy for policy, pulse in self._pulses.items() if pulse.completed_at is None]
+        """Return whether policies are loaded and each one's target was seen once, and which were not."""
+        waiting = [policy for policy, pulse in self._pulses.items() if not pulse.seen]
         if not self._pulses:
             return False, {"status": "no policies", "waiting_for": []}
         return not waiting, {"status": "waiting" if waiting else "ok", "waiting_for": waiting}

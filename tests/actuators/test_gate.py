@@ -1,12 +1,13 @@
-"""The gate before every write: closed it lets nothing through, and no write outlasts its permission."""
+"""The gates before every write: closed they let nothing through, and no write outlasts its permission."""
 
 import asyncio
 
 import pytest
 
-from autoscaler.actuators.gate import WRITE_S, GatedActuator
+from autoscaler.actuators.gate import FORBIDDEN_S, WRITE_S, GatedActuator, PatientActuator
 from autoscaler.core.types import Action, Hold, Outcome, ScaleReplicas
 from autoscaler.errors import ActuationError
+from tests.fake_api import FakeClock
 
 GROW = ScaleReplicas(seen=2, to=3)
 
@@ -16,16 +17,18 @@ class Pen:
 
     def __init__(self, *, hangs: bool = False, error: ActuationError | None = None) -> None:
         self.written: list[Action] = []
+        self.asked = 0
         self.closed = 0
+        self.error = error
         self._hangs = hangs
-        self._error = error
 
     async def apply(self, action: Action) -> Outcome:
         """Write it down."""
+        self.asked += 1
         if self._hangs:
             await asyncio.Event().wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         self.written.append(action)
         return Outcome.APPLIED
 
@@ -83,3 +86,31 @@ async def test_closing_it_closes_what_writes() -> None:
     pen = Pen()
     await GatedActuator(pen, lambda _for_s: False).close()
     assert pen.closed == 1
+
+
+async def test_c104_what_is_forbidden_is_tried_once_in_five_minutes() -> None:
+    pen, clock = Pen(error=ActuationError("forbidden", "cannot patch")), FakeClock()
+    actuator = PatientActuator(pen, clock)
+    for _ in range(2):
+        for _ in range(3):
+            with pytest.raises(ActuationError) as caught:
+                await actuator.apply(GROW)
+            assert str(caught.value) == "forbidden: cannot patch"
+            assert await actuator.apply(Hold()) is Outcome.UNCHANGED
+            clock.at += (FORBIDDEN_S - 1.0) / 3
+        clock.at += 1.0
+    assert pen.asked == 2
+    pen.error = None
+    assert [await actuator.apply(GROW) for _ in range(2)] == [Outcome.APPLIED] * 2
+    await actuator.close()
+    assert pen.closed == 1
+
+
+@pytest.mark.parametrize("reason", ["conflict", "throttled", "unreachable", "unauthorized", "invalid"])
+async def test_any_other_refusal_may_pass_at_once(reason: str) -> None:
+    pen = Pen(error=ActuationError(reason))
+    actuator = PatientActuator(pen, FakeClock())
+    for _ in range(2):
+        with pytest.raises(ActuationError):
+            await actuator.apply(GROW)
+    assert pen.asked == 2

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from autoscaler.testbed.plane import GPUS, MissingToolsError, Plane, find_tools, running_plane
 from tests.cluster.manifests import Place, Pool, grant, new_place
+from tests.cluster.proxy import Proxy, running_proxy
 from tests.cluster.site import DEPLOYED, Site, site_of
 
 HERE = Path(__file__).parent
@@ -77,3 +78,10 @@ async def site(place: Place, tmp_path: Path) -> Site:
     """Return a namespace of its own, with an account that has the rights of deploy/overlays/live."""
     await grant(place, DEPLOYED, "subject")
     return await site_of(place, "subject", tmp_path)
+
+
+@pytest.fixture
+async def proxy(plane: Plane) -> AsyncIterator[Proxy]:
+    """Return a proxy in front of the API server."""
+    async with running_proxy(plane) as one:
+        yield one

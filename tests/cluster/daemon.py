@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import Signals
 
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
 from autoscaler.testbed.api import Json
 
 ENTRY = (sys.executable, "-c", "from autoscaler.cli import main; main()", "run")
@@ -38,6 +41,10 @@ class Daemon:
                         return line
         except TimeoutError as error:
             raise TimeoutError(f"no {event} {fields} within {LIMIT_S:g} s; the last lines: {self.seen[-2:]}") from error
+
+    async def url(self) -> str:
+        """Return where its endpoints are, once it has said so."""
+        return str((await self.until("started"))["listen"])
 
     async def end(self, number: Signals) -> int:
         """Send a signal, read the rest of the log, and return the exit code."""
@@ -86,3 +93,27 @@ async def running_daemon(kubeconfig: Path, *arguments: object) -> AsyncIterator[
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+async def page(url: str, path: str = "/metrics") -> httpx.Response:
+    """Return what a daemon answers at one of its endpoints."""
+    async with httpx.AsyncClient() as client:
+        return await client.get(url + path)
+
+
+async def series(url: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Return its metrics, by name without `autoscaler_` and by labels."""
+    families = text_string_to_metric_families((await page(url)).text)
+    return {
+        (sample.name.removeprefix("autoscaler_"), frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def total(url: str, name: str, **labels: str) -> float | None:
+    """Return the sum of a metric's series with these labels; None where there is none."""
+    found = [
+        value for (known, given), value in (await series(url)).items() if known == name and labels.items() <= given
+    ]
+    return sum(found) if found else None

@@ -12,16 +12,9 @@ from autoscaler.errors import TargetError
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.testbed.api import MERGE
 from tests.cluster.manifests import Place, deployment, eventually, grant
-from tests.cluster.proxy import EXPIRED, Proxy, running_proxy
+from tests.cluster.proxy import EXPIRED, Proxy
 
 WRITE = ("apps", "deployments/scale", "patch")
-
-
-@pytest.fixture
-async def proxy(place: Place) -> AsyncIterator[Proxy]:
-    """Return a proxy in front of the API server."""
-    async with running_proxy(place.plane) as one:
-        yield one
 
 
 @pytest.fixture

@@ -105,6 +105,20 @@ async def test_c092_throttled_with_retry_after(fake: FakeApi, api: KubernetesApi
     assert fake.verbs() == ["get deployments"] * 2
 
 
+async def test_c092_a_pause_holds_for_younger_clients_and_not_the_other_way_round(
+    fake: FakeApi, api: KubernetesApi, clock: FakeClock
+) -> None:
+    younger = KubernetesApi(Configuration(host=fake.url), clock, elder=api)
+    fake.faults = {"get deployments": [Fault(status=429, headers={"Retry-After": "7"})] * 2}
+    assert (await refused(api)).reason == "throttled"
+    assert (await refused(younger)).retry_after_s == 7.0
+    clock.at += 7.0
+    assert (await refused(younger)).retry_after_s == 7.0
+    await api.request("GET", DEPLOYMENT)
+    assert len(fake.requests) == 3
+    await younger.close()
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "reason", "pause_s"),
     [

@@ -176,6 +176,17 @@ async def test_a_policy_that_never_ticks_is_stalled() -> None:
         assert (status, document["policies"]["chat"]["completed"]) == (503, False)
 
 
+async def test_c099_a_target_that_was_never_seen_is_live_and_not_ready() -> None:
+    async with serving() as client:
+        client.health.watch("chat", 5.0)
+        client.health.completed("chat", seen=False)
+        assert (await client.json("/healthz"))[0] == 200
+        assert await client.json("/readyz") == (503, {"status": "waiting", "waiting_for": ["chat"]})
+        client.health.completed("chat")
+        client.health.completed("chat", seen=False)
+        assert (await client.json("/readyz"))[0] == 200
+
+
 async def test_readiness_needs_a_tick_of_every_policy() -> None:
     async with serving() as client:
         assert await client.json("/readyz") == (503, {"status": "no policies", "waiting_for": []})
