@@ -51,8 +51,8 @@ def deletion_costs(
 ) -> tuple[DeletionCost, ...]:
     """Return the costs to change before a step to so many replicas: none unless it shrinks and the policy asks.
 
-    Few: who goes and does not already cost less than all who stay, and leftovers of steps that never happened. Where
-    all pods are alike, nobody is marked: whoever Kubernetes takes will do.
+    Few: who goes and does not already cost less than all who have more to lose and stay, and leftovers of steps that
+    never happened. Of pods that are alike none is marked for another's sake: whoever Kubernetes takes will do.
 
     Args:
         starts: the last seconds from created to ready of this target's pods.
@@ -69,11 +69,14 @@ def deletion_costs(
     standings = {pod.uid: standing(pod, loads.get(pod.uid, Load()), snapshot.at, longest_s) for pod in serving}
     order = sorted(serving, key=lambda pod: (standings[pod.uid], _cost(pod) >= 0, -(pod.ready_at or 0.0), pod.name))
     first = [pod for pod in order[:going] if not standings[pod.uid].unknown]
-    floor = min(max(0, _cost(pod)) for pod in order[going:])
-    last = standings[order[-1].uid]
-    marked = [pod for pod in first if standings[pod.uid] < last and _cost(pod) >= floor]
+    marked = [pod for pod in first if _cost(pod) >= _floor(pod, order[going:], standings)]
     cleared = [pod for pod in order if _cost(pod) < 0 and pod not in first]
     return (*_changes(marked, FIRST, loads), *_changes(cleared, None, loads))
+
+
+def _floor(pod: Pod, rest: Iterable[Pod], standings: Mapping[str, Standing]) -> float:
+    """Return the lowest cost, leftovers cleared, of those who stay with more to lose than a pod that goes."""
+    return min((max(0, _cost(one)) for one in rest if standings[one.uid] > standings[pod.uid]), default=math.inf)
 
 
 def standing(pod: Pod, load: Load, at: float, longest_s: float) -> Standing:

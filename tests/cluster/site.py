@@ -10,6 +10,7 @@ from tests.cluster.manifests import Place, Right
 
 ROOT = Path(__file__).parents[2]
 BASE, LIVE = str(ROOT / "deploy/base"), str(ROOT / "deploy/overlays/live")
+GENTLE = str(ROOT / "deploy/components/gentle")
 SCALE_WRITE = ("apps", "deployments/scale", "patch")
 
 

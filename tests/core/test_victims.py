@@ -133,6 +133,7 @@ def test_the_least_to_lose_goes_first(pods: Mapping[str, One], to: int, costs: d
         pytest.param({"a": One(cost=-1), "b": One(running=5)}, {}, id="fits already"),
         pytest.param({"a": One(cost=-9), "b": One(running=5)}, {}, id="fits already, somebody else's"),
         pytest.param({"a": One(), "b": One(running=5, cost=7)}, {}, id="the other is protected"),
+        pytest.param({"a": One(), "b": One(), "c": One(cost=7)}, {}, id="either goes before the protected one"),
         pytest.param({"a": One(cost=0), "b": One(running=5, cost=0)}, {"a": FIRST}, id="zeros"),
         pytest.param({"a": One(), "b": One(running=5, cost=-1)}, {"a": FIRST, "b": None}, id="left over"),
         pytest.param({"a": One(), "b": One(cost=-1)}, {}, id="left over on one that is alike"),
@@ -143,7 +144,7 @@ def test_the_least_to_lose_goes_first(pods: Mapping[str, One], to: int, costs: d
     ],
 )
 def test_costs_that_are_there(pods: Mapping[str, One], costs: dict[str, int | None]) -> None:
-    assert costs_of(pods, 1) == costs
+    assert costs_of(pods, len(pods) - 1) == costs
 
 
 UNKNOWN = {"a": One(running=5.0), "c": One(running=9.0)}
