@@ -5,26 +5,20 @@ import contextlib
 import signal
 import sys
 import time
-from collections import deque
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 import structlog
+from click.core import ParameterSource
 from prometheus_client import CollectorRegistry
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from autoscaler import __version__
 from autoscaler.cli.replay import command as replay_command
+from autoscaler.cli.screen import Screen
 from autoscaler.cli.wiring import Watchers
 from autoscaler.core.policy import Policy, VllmSignals
-from autoscaler.core.types import Decision, Outcome, Part, ScaleReplicas, Snapshot
 from autoscaler.errors import AutoscalerError
 from autoscaler.loop import Parts, Supervisor
 from autoscaler.policy_file import load_policies, shipped_policies
@@ -37,22 +31,46 @@ from autoscaler.trace import Recorder
 from autoscaler.web.server import Health
 
 HOUR = 3600.0
-FRAMES_PER_S = 8.0
-RECENT = 8
-BAR = 24
 
 
 @click.command("demo")
+@click.option("--cluster", is_flag=True, help="On a real control plane on this machine, in real time.")
 @click.option("--hours", default=24.0, show_default=True, type=click.FloatRange(0.25, 24.0), help="Simulated time.")
+@click.option(
+    "--minutes", default=3.0, show_default=True, type=click.FloatRange(0.2, 30.0), help="Real time, with --cluster."
+)
 @click.option("--seed", default=1, show_default=True, help="Of traffic, names and cold starts.")
 @click.option("--policy", type=click.Path(path_type=Path), help="Instead of the shipped demo policy.")
 @click.option("--report", default="demo-report.html", show_default=True, type=click.Path(path_type=Path))
 @click.option("--record", default="demo.trace.gz", show_default=True, type=click.Path(path_type=Path))
-def command(hours: float, seed: int, policy: Path | None, report: Path, record: Path) -> int:
+@click.pass_context
+def command(
+    context: click.Context,
+    cluster: bool,
+    hours: float,
+    minutes: float,
+    seed: int,
+    policy: Path | None,
+    report: Path,
+    record: Path,
+) -> int:
     """Run the daemon against an embedded fleet under a day's traffic, then write a report and replay the recording.
 
     The fleet is simulated; the loop, the scraping over HTTP, the decisions and the recording are the daemon's own.
+
+    With --cluster it is a process that scales a Deployment on a real control plane, under a ServiceAccount; after half
+    the time it is killed and a standby takes over. Only the kubelet is a fake, and the engines are simulated.
     """
+    other = "hours" if cluster else "minutes"
+    if context.get_parameter_source(other) is ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"--{other} goes {'not' if cluster else 'only'} with --cluster")
+    if cluster:
+        from autoscaler.cli.demo_cluster import POLICY, run_on_cluster
+
+        file = policy or POLICY
+        return run_on_cluster(
+            minutes=minutes, seed=seed, policy_file=file, policy=demo_policy(file), report=report, record=record
+        )
     scenario = demo_scenario(seed, duration_s=hours * HOUR)
     chosen = demo_policy(policy)
     record.unlink(missing_ok=True)
@@ -109,7 +127,9 @@ async def _run(
         port = await stack.enter_async_context(fleet.serve())
         scraped = replace(policy.signals.vllm or VllmSignals(), port=port, prometheus=None)
         policy = replace(policy, signals=replace(policy.signals, vllm=scraped, dcgm=None, nvml=None, queries=()))
-        screen = stack.enter_context(Screen(console, scenario, policy))
+        screen = stack.enter_context(
+            Screen(console, policy, began=scenario.epoch, duration_s=scenario.duration_s, line_s=HOUR)
+        )
         telemetry = Telemetry(CollectorRegistry(), structlog.get_logger())
         watchers = Watchers(telemetry, Health(clock), recorder, reports=(collector, screen))
 
@@ -132,129 +152,3 @@ def _print_summary(console: Console, summary: RunSummary, collector: TickCollect
         f"GPU-hours  {summary.gpu_hours:.0f}, against {summary.static_gpu_hours:.0f} for {summary.peak_replicas} "
         f"replicas all day ({100.0 * saved:.0f} % fewer). Simulated, not measured on GPUs.",
     )
-
-
-class Screen:
-    """Shows the run while it runs: a live panel on a terminal, a line an hour elsewhere. A `ports.Report`."""
-
-    def __init__(self, console: Console, scenario: Scenario, policy: Policy) -> None:
-        self._console, self._scenario, self._policy = console, scenario, policy
-        self._recent: deque[Text] = deque(maxlen=RECENT)
-        self._live: Live | None = None
-        self._drawn = 0.0
-        self._hour = -1
-
-    def __enter__(self) -> "Screen":
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def tick(self, policy: str, snapshot: Snapshot, decision: Decision, outcome: Outcome, duration_s: float) -> None:
-        """Take note of one tick, and draw a frame when it is time."""
-        if isinstance(decision.action, ScaleReplicas):
-            line = _action_line(decision, outcome)
-            self._recent.append(line)
-            if self._live is None:
-                self._console.print(line)
-        now = time.monotonic()
-        if self._live is None:
-            self._print_hour(snapshot, decision)
-        elif now - self._drawn >= 1.0 / FRAMES_PER_S:
-            self._drawn = now
-            self._live.update(self._frame(snapshot, decision), refresh=True)
-
-    def _print_hour(self, snapshot: Snapshot, decision: Decision) -> None:
-        hour = int((snapshot.at - self._scenario.epoch) / HOUR)
-        if hour == self._hour:
-            return
-        self._hour = hour
-        score = decision.score.value if decision.score is not None else None
-        target = snapshot.target
-        self._console.print(
-            f"{_clock(snapshot.at)}  {target.ready_replicas} of {target.current_replicas} ready  "
-            f"score {_number(score)}  demand {_number(decision.demand.value)}  {decision.reason}",
-        )
-        sys.stdout.flush()
-
-    def _frame(self, snapshot: Snapshot, decision: Decision) -> RenderableType:
-        target, elapsed = snapshot.target, snapshot.at - self._scenario.epoch
-        head = Table.grid(padding=(0, 2))
-        head.add_row(
-            Text(_clock(snapshot.at), style="bold cyan"),
-            ProgressBar(total=self._scenario.duration_s, completed=elapsed, width=BAR * 2),
-            f"{100.0 * elapsed / self._scenario.duration_s:3.0f} %",
-        )
-        facts = Table.grid(padding=(0, 2))
-        facts.add_row("replicas", _replicas(target.ready_replicas, target.current_replicas, self._policy))
-        demand = decision.demand.value
-        text = f"{_number(demand)} now, {_number(decision.forecast.top)} in {decision.forecast.horizon_s:.0f} s"
-        facts.add_row("demand", f"{text}  (replicas; {decision.demand.binds or 'not known yet'})")
-        score = decision.score
-        facts.add_row("score", _bar(score.value if score else None, self._policy.scale_up.threshold, ""))
-        for part in score.parts if score else ():
-            facts.add_row(f"  {part.name}", _bar(part.value, self._policy.score.critical, _driver(part)))
-        facts.add_row("why", Text(_why(decision), style="italic"))
-        body: list[RenderableType] = [head, Text(), facts]
-        if self._recent:
-            body += [Text(), *self._recent]
-        return Panel(Group(*body), title=f"{target.namespace}/{target.name}", border_style="dim")
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M")
-
-
-def _number(value: float | None) -> str:
-    return "?" if value is None else f"{value:.2f}"
-
-
-def _driver(part: Part) -> str:
-    return part.driver or (str(part.gap) if part.gap else "")
-
-
-def _why(decision: Decision) -> str:
-    return "; ".join(decision.unblocks) or str(decision.reason)
-
-
-def _replicas(ready: int, ordered: int, policy: Policy) -> Text:
-    room = max(0, policy.replicas.max - max(ready, ordered))
-    text = Text("█ " * min(ready, ordered), style="green")
-    text.append("▒ " * max(0, ordered - ready), style="yellow")
-    text.append("· " * room, style="dim")
-    text.append(f" {ready} ready, {ordered} ordered")
-    return text
-
-
-def _bar(value: float | None, limit: float, note: str) -> Text:
-    if value is None:
-        return Text(f"{'unknown':<{BAR + 6}} {note}", style="dim")
-    filled = round(value * BAR)
-    style = "red" if value >= limit else "yellow" if value >= 0.5 else "green"
-    text = Text("━" * filled, style=style)
-    text.append("━" * (BAR - filled), style="grey23")
-    text.append(f" {value:.2f} ")
-    text.append(note, style="dim")
-    return text
-
-
-def _action_line(decision: Decision, outcome: Outcome) -> Text:
-    if not isinstance(decision.action, ScaleReplicas):
-        return Text()
-    up = decision.action.to > decision.action.seen
-    line = Text(f"{_clock(decision.at)} ", style="dim")
-    line.append("▲" if up else "▼", style="yellow" if up else "green")
-    line.append(f" {decision.action.seen} → {decision.action.to}  {decision.reason}")
-    parts = decision.score.parts if decision.score else ()
-    detail = max(parts, key=lambda part: part.value or 0.0, default=None)
-    if decision.demand.value is not None:
-        line.append(f"  demand {decision.demand.value:.2f}", style="dim")
-    if up and detail is not None and detail.driver:
-        line.append(f"  {detail.driver}", style="dim")
-    if outcome is not Outcome.APPLIED:
-        line.append(f"  {outcome}", style="red")
-    return line

@@ -73,8 +73,9 @@ class RunSummary:
         gpus: per replica.
         gpu_hours: from each pod's creation to its end.
         peak_replicas: the most that were ready at once.
-        traffic: requests per second that arrived, minute by minute.
+        traffic: requests per second that arrived, span by span.
         bins: the exact latencies.
+        traffic_span_s: the length of those spans.
     """
 
     started_at: float
@@ -89,6 +90,7 @@ class RunSummary:
     peak_replicas: int
     traffic: tuple[float, ...]
     bins: tuple[LatencyBin, ...]
+    traffic_span_s: float = MINUTE
 
     @property
     def attainment(self) -> float | None:
@@ -188,7 +190,7 @@ class Fleet:
         engines = [replica.engine for replica in self._replicas if replica.takes_requests(self.now)]
         while (request := self._next) is not None and request.arrival <= until:
             self._next = next(self._requests, None)
-            if not _route(request, engines):
+            if not route(request, engines):
                 arrival, prompt, output = request
                 self.ledger.add(arrival, math.nan, arrival, prompt, output, Fate.REFUSED)
 
@@ -390,7 +392,7 @@ class Fleet:
         )
 
 
-def _route(request: Request, engines: list[Engine]) -> bool:
+def route(request: Request, engines: Iterable[Engine]) -> bool:
     """Give the request to the engine with the fewest in flight, the oldest of equals. False when none takes it."""
     chosen: Engine | None = None
     arrival = request.arrival

@@ -202,10 +202,11 @@ def chart_data(
             for name, choose, digits in columns
         },
         "traffic": {
-            "at": [_ms(summary.started_at + 60.0 * minute) for minute in range(len(summary.traffic))],
+            "at": [_ms(summary.started_at + summary.traffic_span_s * span) for span in range(len(summary.traffic))],
             "rate": [_rounded(rate, 2) for rate in summary.traffic],
         },
         "bins": _bins(summary),
+        "bin": _bin_words(summary),
         "actions": [_marker(row) for row in ticks if row.acted],
         "events": [{"at": _ms(event.at), "text": html.escape(event.text)} for event in events],
         "thresholds": {
@@ -251,6 +252,11 @@ def _bins(summary: RunSummary) -> dict[str, object]:
     }
 
 
+def _bin_words(summary: RunSummary) -> str:
+    """Return how long a bin of the exact latencies is."""
+    return in_words(summary.bins[0].end - summary.bins[0].start) if summary.bins else ""
+
+
 def _marker(row: TickRow) -> dict[str, object]:
     lines = [
         f"<b>{_clock(row.at)}: {row.ordered} → {row.acted_to}, {html.escape(row.reason)}</b>",
@@ -289,9 +295,17 @@ def _clock(at: float, form: str = "%H:%M:%S") -> str:
 def _subtitle(ticks: Sequence[TickRow], policy: Policy, summary: RunSummary) -> str:
     return (
         f"{policy.target.namespace}/{policy.target.deployment} by policy {policy.name}, "
-        f"{policy.replicas.min} to {policy.replicas.max} replicas; {summary.duration_s / HOUR:g} hours from "
+        f"{policy.replicas.min} to {policy.replicas.max} replicas; {in_words(summary.duration_s)} from "
         f"{_clock(summary.started_at, '%A %d %B %Y %H:%M')} UTC in {len(ticks):,} ticks of {policy.interval_s:g} s"
     )
+
+
+def in_words(seconds: float) -> str:
+    """Return a length of time: in hours from two hours on, in minutes from two minutes on, below in seconds."""
+    for unit, name in ((HOUR, "hours"), (60.0, "minutes")):
+        if seconds >= 2.0 * unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds:.3g} seconds"
 
 
 def reversals(ticks: Sequence[TickRow]) -> int:
@@ -307,17 +321,26 @@ def _tiles(ticks: Sequence[TickRow], summary: RunSummary) -> Iterable[tuple[str,
     yield "Attainment", _percent(summary.attainment, 2), f"of {summary.requests:,} requests: {objectives}"
     static = summary.static_gpu_hours
     change = f"{(summary.gpu_hours / static - 1.0) * 100.0:+.0f} %".replace("-", "−") if static else "–"
-    peak = f"against {static:,.0f} for a static fleet of the peak's {summary.peak_replicas} replicas"
-    yield "GPU-hours", f"{summary.gpu_hours:,.1f}", f"{change} {peak}"
+    peak = f"against {_hours(static, 0)} for a static fleet of the peak's {summary.peak_replicas} replicas"
+    yield "GPU-hours", _hours(summary.gpu_hours, 1), f"{change} {peak}"
     acted = [row for row in ticks if row.acted]
     up = sum((row.acted_to or 0) > row.ordered for row in acted)
     yield "Actions", str(len(acted)), f"{up} up, {len(acted) - up} down"
-    yield "Reversals per hour", f"{reversals(ticks) / hours:.2f}" if hours else "–", "changes of direction"
+    if hours >= 1.0:
+        yield "Reversals per hour", f"{reversals(ticks) / hours:.2f}", "changes of direction"
+    else:
+        yield "Reversals", str(reversals(ticks)), "changes of direction"
     yield "Failed requests", f"{summary.failed:,}", "no first token in time, refused, or cut off in a drain"
     worst = min((item for item in summary.bins if item.arrived), key=lambda b: b.attained / b.arrived, default=None)
     if worst is not None:
+        form = "%H:%M" if worst.end - worst.start >= 60.0 else "%H:%M:%S"
         share = _percent(worst.attained / worst.arrived, 1)
-        yield "Worst five minutes", share, f"in time, from {_clock(summary.started_at + worst.start, '%H:%M')}"
+        yield f"Worst {_bin_words(summary)}", share, f"in time, from {_clock(summary.started_at + worst.start, form)}"
+
+
+def _hours(value: float, digits: int) -> str:
+    """Return GPU-hours; few of them with two digits."""
+    return f"{value:,.{digits if value >= 10.0 else 2}f}"
 
 
 def _percent(share: float | None, digits: int) -> str:

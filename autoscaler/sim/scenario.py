@@ -1,12 +1,14 @@
 """A workload, the fleet that meets it and when: all that a run needs besides a policy."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from autoscaler.sim.engine import PROFILES, Profile
+from autoscaler.sim.engine import PROFILES, Profile, Request
 from autoscaler.sim.fleet import Fleet, Settings
-from autoscaler.sim.workload import HOUR, MINUTE, Lengths, Rate, Surge, chat_day, requests
+from autoscaler.sim.workload import HOUR, MINUTE, Lengths, Rate, Surge, chat_day, requests, spike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,7 @@ class Scenario:
         duration_s: how long it lasts.
         epoch: epoch seconds of its start.
         seed: of traffic, names and cold starts; equal seeds make equal runs.
+        span_s: the rate follows its curve in steps of this length.
     """
 
     title: str
@@ -39,18 +42,31 @@ class Scenario:
     epoch: float
     seed: int
     events: tuple[Event, ...] = ()
+    span_s: float = MINUTE
+
+    def traffic(self) -> Iterator[Request]:
+        """Yield the requests that will come, in order of arrival."""
+        return requests(self._chances()[0], self.rate, self.lengths, self.duration_s, span_s=self.span_s)
+
+    def moved_to(self, epoch: float) -> Self:
+        """Return the scenario as it begins at another time."""
+        events = tuple(replace(event, at=event.at - self.epoch + epoch) for event in self.events)
+        return replace(self, epoch=epoch, events=events)
 
     def fleet(self, settings: Settings | None = None) -> Fleet:
         """Return the fleet at its start, with the traffic that will come."""
-        traffic, life = np.random.default_rng(self.seed).spawn(2)
         return Fleet(
             self.profile,
-            requests(traffic, self.rate, self.lengths, self.duration_s),
+            self.traffic(),
             replicas=self.replicas,
             epoch=self.epoch,
-            rng=life,
+            rng=self._chances()[1],
             settings=settings,
         )
+
+    def _chances(self) -> list[np.random.Generator]:
+        """Return the chance of the traffic and that of the fleet's life."""
+        return np.random.default_rng(self.seed).spawn(2)
 
 
 MIDNIGHT = 1_768_348_800.0
@@ -75,4 +91,26 @@ def demo_scenario(seed: int = 1, *, duration_s: float = 24 * HOUR) -> Scenario:
         epoch=MIDNIGHT,
         seed=seed,
         events=(Event(at=MIDNIGHT + surge.at - surge.ramp_s, text=rush),),
+    )
+
+
+def rush_scenario(seed: int = 1, *, duration_s: float = 180.0) -> Scenario:
+    """Return a rush of a few minutes, for real time: 4 requests/s, then 28, then 4 again.
+
+    The same model as the demo's day, with shorter answers and a start of 6 s, so that all of it can be watched. A
+    replica carries about 8 requests/s.
+    """
+    surge = Surge(at=0.45 * duration_s, duration_s=0.15 * duration_s, factor=7.0, ramp_s=0.25 * duration_s)
+    rush = f"a rush: {surge.factor:g} x the traffic in {surge.ramp_s:.0f} s"
+    return Scenario(
+        title="A rush on a real control plane",
+        profile=replace(PROFILES["llama-3.1-8b-l40sx1"], max_num_batched_tokens=512, cold_start_s=6.0),
+        rate=spike(4.0, surge),
+        lengths=Lengths(prompt=800.0, output=120.0, prompt_sigma=0.6, longest_prompt=4_000, longest_output=600),
+        replicas=1,
+        duration_s=duration_s,
+        epoch=MIDNIGHT,
+        seed=seed,
+        events=(Event(at=MIDNIGHT + surge.at - surge.ramp_s, text=rush),),
+        span_s=2.0,
     )

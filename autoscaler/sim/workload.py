@@ -91,17 +91,23 @@ def chat_day(peak: float, surge: Surge | None = None, *, night: float = 0.1) -> 
 
 
 def requests(
-    rng: np.random.Generator, rate: Rate, lengths: Lengths, duration_s: float, *, noise: float = 0.06
+    rng: np.random.Generator,
+    rate: Rate,
+    lengths: Lengths,
+    duration_s: float,
+    *,
+    noise: float = 0.06,
+    span_s: float = MINUTE,
 ) -> Iterator[Request]:
     """Yield the requests of `duration_s` in order of arrival.
 
-    A Poisson process whose rate is constant over a minute and wanders around `rate` by a lognormal factor with
-    standard deviation `noise` and a memory of a few minutes, as real traffic does.
+    A Poisson process whose rate is constant over a span and wanders around `rate` by a lognormal factor with
+    standard deviation `noise` and a memory of a few spans, as real traffic does.
     """
     wander = 0.0
-    for start in np.arange(0.0, duration_s, MINUTE):
+    for start in np.arange(0.0, duration_s, span_s):
         wander = 0.8 * wander + 0.6 * noise * float(rng.standard_normal())  # 0.8^2 + 0.6^2 = 1: stationary
-        span = min(MINUTE, duration_s - float(start))
+        span = min(span_s, duration_s - float(start))
         count = int(rng.poisson(rate(float(start)) * span * math.exp(wander - noise * noise / 2.0)))
         arrivals = np.sort(rng.uniform(float(start), float(start) + span, count))
         prompts = _lengths(rng, lengths.prompt, lengths.prompt_sigma, lengths.longest_prompt, count)

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from typing import Protocol
 
 from aiohttp import web
 
@@ -47,6 +48,38 @@ class Load:
     health: float = 200.0
 
 
+class Engine(Protocol):
+    """What serves in a pod, as seen from outside.
+
+    Attributes:
+        model: the served model's name.
+        load: of which `hang` and `health` always count.
+    """
+
+    model: str
+    load: Load
+
+    def change(self, **numbers: float) -> None:
+        """Set parts of the load, from now on. Raises TypeError for a part that cannot be set."""
+        ...
+
+    def page(self) -> str:
+        """Return the page as it reads now."""
+        ...
+
+    async def drain(self, usual_s: float) -> None:
+        """Return when it may end: nothing new comes, what is in flight ends.
+
+        Args:
+            usual_s: how long that takes where nothing depends on anything.
+        """
+        ...
+
+    def close(self) -> None:
+        """End, and let go of what is still in flight."""
+        ...
+
+
 @dataclass(slots=True)
 class _Histogram:
     """Observations that are all alike while one load lasts."""
@@ -76,6 +109,7 @@ class FakeEngine:
     """
 
     def __init__(self, model: str, kv_tokens: int = 400_000, now: Callable[[], float] = time.time) -> None:
+        self.model = model
         self.load = Load()
         self._model = f'model_name="{model}"'
         self._blocks = kv_tokens // BLOCK_TOKENS
@@ -105,6 +139,13 @@ class FakeEngine:
         """Return the page as it reads now."""
         self._count()
         return "\n".join(self._lines()) + "\n"
+
+    async def drain(self, usual_s: float) -> None:
+        """Take the usual time."""
+        await asyncio.sleep(usual_s)
+
+    def close(self) -> None:
+        """Let go of nothing."""
 
     def _count(self) -> None:
         """Count what happened since the last time."""
@@ -159,9 +200,8 @@ class EngineServer:
     `POST /fake` with a JSON object of numbers sets parts of the load; other names in it go to `told`.
     """
 
-    def __init__(self, engine: FakeEngine, model: str, told: Callable[[dict[str, object]], None]) -> None:
+    def __init__(self, engine: Engine, told: Callable[[dict[str, object]], None]) -> None:
         self._engine = engine
-        self._model = model
         self._told = told
         self._runner: web.AppRunner | None = None
 
@@ -180,8 +220,13 @@ class EngineServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, address, port).start()
 
+    async def drain(self, usual_s: float) -> None:
+        """Return when the engine may end; see there."""
+        await self._engine.drain(usual_s)
+
     async def stop(self) -> None:
-        """Close, connections in use included."""
+        """Close, connections in use included, and the engine with it."""
+        self._engine.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -194,7 +239,7 @@ class EngineServer:
         return web.Response(status=int(self._engine.load.health))
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
+        return web.json_response({"object": "list", "data": [{"id": self._engine.model, "object": "model"}]})
 
     async def _fake(self, request: web.Request) -> web.Response:
         wishes = await request.json()

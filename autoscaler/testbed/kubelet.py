@@ -35,7 +35,7 @@ import ipaddress
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,7 +45,7 @@ import aiohttp
 from aiohttp import web
 
 from autoscaler.testbed.api import MERGE, STRATEGIC, Api, ApiError, Json
-from autoscaler.testbed.engine import EngineServer, FakeEngine
+from autoscaler.testbed.engine import Engine, EngineServer, FakeEngine
 
 PREFIX = "fake-kubelet/"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -131,12 +131,32 @@ class FakePod:
         self.changed.set()
 
 
-class FakeKubelet:
-    """The kubelets of some nodes. Leaving the context touches nothing: the nodes are lost, as when a kubelet dies."""
+def say(**what: Any) -> None:
+    """Print an event."""
+    sys.stdout.write(json.dumps({"at": stamp(micro=True), **what}) + "\n")
+    sys.stdout.flush()
 
-    def __init__(self, api: Api, settings: Settings) -> None:
+
+class FakeKubelet:
+    """The kubelets of some nodes. Leaving the context touches nothing: the nodes are lost, as when a kubelet dies.
+
+    Args:
+        engine: makes what serves in a pod that has loaded.
+        told: is told of each event.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        settings: Settings,
+        *,
+        engine: Callable[[], Engine] = lambda: FakeEngine(MODEL),
+        told: Callable[..., None] = say,
+    ) -> None:
         self._api = api
         self._settings = settings
+        self._engine = engine
+        self._say = told
         self._addresses = Addresses(settings.network)
         self._pods: dict[str, FakePod] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -170,7 +190,7 @@ class FakeKubelet:
                 {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"providerID": f"fake://{node}"}},
             )
         await self._beat(node)
-        say(event="registered", node=node)
+        self._say(event="registered", node=node)
 
     async def _beat(self, node: str) -> None:
         status = node_status(node, self._settings.gpus)
@@ -245,7 +265,7 @@ class FakeKubelet:
             await work
         except (ApiError, *UNREACHABLE) as error:
             if not isinstance(error, ApiError) or error.status not in (404, 409):  # gone or replaced meanwhile
-                say(event="error", pod=pod.name, error=repr(error))
+                self._say(event="error", pod=pod.name, error=repr(error))
 
     async def _run(self, pod: FakePod) -> None:
         """Live a pod's life, up to its deletion. A pod that is ready already goes on, as after a kubelet's restart."""
@@ -269,7 +289,7 @@ class FakeKubelet:
     async def _serve(self, pod: FakePod) -> str:
         """Be ready, or not, until the container is told to end; return how."""
         pod.crash, pod.probe = "", True
-        pod.server = EngineServer(FakeEngine(MODEL), MODEL, pod.told)
+        pod.server = EngineServer(self._engine(), pod.told)
         await pod.server.start(pod.ip, self._settings.port)
         while not pod.crash:
             pod.changed.clear()
@@ -293,7 +313,9 @@ class FakeKubelet:
     async def _terminate(self, pod: FakePod) -> None:
         grace_s = pod.item["metadata"].get("deletionGracePeriodSeconds", 30)
         if pod.server is not None:
-            await asyncio.sleep(min(pod.seconds("drain", self._settings.drain_s), grace_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await pod.server.drain(pod.seconds("drain", self._settings.drain_s))
         await _close(pod)
         await self._api.request(
             "DELETE",
@@ -305,13 +327,13 @@ class FakeKubelet:
                 "preconditions": {"uid": pod.uid},
             },
         )
-        say(event="gone", pod=pod.name)
+        self._say(event="gone", pod=pod.name)
 
     async def _write(self, pod: FakePod, phase: str, waiting: str = "") -> None:
         """Write the pod's status. The uid makes the server refuse if another pod took the name."""
         body = {"metadata": {"uid": pod.uid}, "status": pod_status(pod, phase, waiting)}
         pod.item = await self._api.request("PATCH", pod.path + "/status", body, content_type=STRATEGIC)
-        say(event=waiting or ("Ready" if pod.ready else phase), pod=pod.name, ip=pod.ip)
+        self._say(event=waiting or ("Ready" if pod.ready else phase), pod=pod.name, ip=pod.ip)
 
 
 class Addresses:
@@ -429,12 +451,6 @@ def _ignored(status: int) -> Iterator[None]:
     except ApiError as error:
         if error.status != status:
             raise
-
-
-def say(**what: Any) -> None:
-    """Print an event."""
-    sys.stdout.write(json.dumps({"at": stamp(micro=True), **what}) + "\n")
-    sys.stdout.flush()
 
 
 def _arguments(words: list[str]) -> tuple[Path, Settings]:

@@ -128,17 +128,27 @@ def find_tools() -> Path:
     return max(complete, key=lambda folder: (folder / COMMANDS[-1]).stat().st_mtime)
 
 
+class EndedError(RuntimeError):
+    """A process has ended that nobody asked to end; the message has the end of its log."""
+
+
 class Process:
     """One command, which ends with this process at the latest; its output goes to a file.
+
+    Args:
+        environ: its environment; None is this process's own.
 
     Attributes:
         log: that file. A restart goes on in it.
     """
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._command = command
+        self._environ = environ
         self._running: subprocess.Popen[bytes] | None = None
 
     @property
@@ -156,6 +166,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=self._environ,
                 process_group=0,  # Ctrl-C is for the tests, which end it in order
             )
 
@@ -180,9 +191,9 @@ class Process:
         self.kill()
 
     def check(self) -> None:
-        """Raise RuntimeError with the end of its log, when it has ended by itself."""
+        """Raise EndedError when it has ended."""
         if not self.pid:
-            raise RuntimeError(f"{self.name} ended:\n{self.tail()}")
+            raise EndedError(f"{self.name} ended:\n{self.tail()}")
 
     def tail(self) -> str:
         """Return the end of its log."""
@@ -276,13 +287,11 @@ class Plane:
         self, name: str, nodes: Sequence[str], *, gpus: int, labels: Mapping[str, str] | None = None
     ) -> Process:
         """Return a fake kubelet for these nodes, not started. Its pods have a network of their own."""
-        (number,) = free_ports(1)
         words = {
             "--kubeconfig": str(self.kubeconfig),
             "--nodes": ",".join(nodes),
             "--gpus": str(gpus),
-            # A port is free for nobody else on this machine, and so is the network that its number spells.
-            "--network": f"127.{number >> 8}.{number & 255}.0/24",
+            "--network": free_network(),
             "--port": str(self.port),
         }
         flat = [word for pair in words.items() for word in pair]
@@ -296,11 +305,24 @@ class Plane:
 
     async def start(self) -> None:
         """Start everything, and return once pods can be made and scheduled."""
+        await self.start_api()
+        self.start_controllers()
+        self.kubelet.start()
+        await self.nodes_ready()
+
+    async def start_api(self) -> None:
+        """Start what keeps objects, and return once it does."""
         self.etcd.start()
         self.api_server.start()
         await self.ready()
-        for process in (self.controller_manager, self.scheduler, self.kubelet):
-            process.start()
+
+    def start_controllers(self) -> None:
+        """Start what acts on objects."""
+        self.controller_manager.start()
+        self.scheduler.start()
+
+    async def nodes_ready(self) -> None:
+        """Return once pods can be scheduled."""
         async with self.api() as api:
             await self.until(lambda: _has_ready_nodes(api), "nodes that are ready")
 
@@ -323,7 +345,7 @@ class Plane:
             await self.until(lambda: _is_ready(api), "an API server that is ready")
 
     async def until(self, true: Callable[[], Awaitable[bool]], what: str, limit_s: float = START_LIMIT_S) -> None:
-        """Return once something is so. Raises RuntimeError when a process has ended, TimeoutError after the limit."""
+        """Return once something is so. Raises EndedError when a process has ended, TimeoutError after the limit."""
         deadline = time.monotonic() + limit_s
         while not await true():
             for process in self.processes:
@@ -377,13 +399,14 @@ class Plane:
         found: list[AuditEvent] = []
 
         async def is_there() -> bool:
-            found[:] = self._audited()
+            found[:] = self.audited()
             return any(event.id == marker for event in found)
 
         await self.until(is_there, "audit event of the last request")
         return [event for event in found if event.id != marker]
 
-    def _audited(self) -> list[AuditEvent]:
+    def audited(self) -> list[AuditEvent]:
+        """Return what of that is in the log by now: a request is there a moment after its answer."""
         text = (self.folder / "audit.log").read_text()
         # The last line may be half written.
         return [_audit_event(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -397,13 +420,27 @@ class Plane:
 @asynccontextmanager
 async def running_plane(tools: Path | None = None, hpa_sync_s: float = HPA_SYNC_S) -> AsyncIterator[Plane]:
     """Run a control plane while the block runs. Raises MissingToolsError."""
+    async with new_plane(tools, hpa_sync_s) as plane:
+        await plane.start()
+        yield plane
+
+
+@asynccontextmanager
+async def new_plane(tools: Path | None = None, hpa_sync_s: float = HPA_SYNC_S) -> AsyncIterator[Plane]:
+    """Give a control plane of which nothing runs yet; at its end the block ends what runs. Raises MissingToolsError."""
     with tempfile.TemporaryDirectory(prefix="control-plane-") as folder:
         plane = Plane(tools or find_tools(), Path(folder), hpa_sync_s)
         try:
-            await plane.start()
             yield plane
         finally:
             await plane.stop()
+
+
+def free_network() -> str:
+    """Return a network of loopback for the pods of one kubelet."""
+    (number,) = free_ports(1)
+    # A port is free for nobody else on this machine, and so is the network that its number spells.
+    return f"127.{number >> 8}.{number & 255}.0/24"
 
 
 def free_ports(count: int) -> list[int]:

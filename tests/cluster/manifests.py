@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from autoscaler.testbed import accounts
 from autoscaler.testbed.api import Api, Json
 from autoscaler.testbed.kubelet import PREFIX
 from autoscaler.testbed.plane import Plane, Process
@@ -108,49 +109,17 @@ async def new_place(plane: Plane, api: Api, namespace: str) -> Place:
     return Place(plane, api, namespace)
 
 
-Right = tuple[str, str, str]
-"""API group, resource with its subresource, verb."""
+Right = accounts.Right
 
 
 async def grant(place: Place, rights: Iterable[Right], account: str = "subject") -> None:
     """Make an account with these rights, and wait until it has them."""
-    rights = list(rights)
-    rules = [{"apiGroups": [group], "resources": [resource], "verbs": [verb]} for group, resource, verb in rights]
-    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": account}}
-    await place.apply(
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}},
-        {**rbac, "kind": "Role", "rules": rules},
-        {
-            **rbac,
-            "kind": "RoleBinding",
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account},
-            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": place.namespace}],
-        },
-    )
-    await until_granted(place, rights, account)
+    await accounts.grant(place.api, place.namespace, account, list(rights))
 
 
 async def until_granted(place: Place, rights: Iterable[Right], account: str, *, allowed: bool = True) -> None:
     """Return once an account has these rights, or none of them: the authorizer takes up roles a moment later."""
-    user = f"system:serviceaccount:{place.namespace}:{account}"
-
-    async def is_so() -> bool:
-        return {await _may(place.api, user, place.namespace, right) for right in rights} == {allowed}
-
-    await eventually(is_so, f"{account} with rights {rights} {allowed}")
-
-
-async def _may(api: Api, user: str, namespace: str, right: Right) -> bool:
-    group, resource, verb = right
-    kind, _, sub = resource.partition("/")
-    attributes = {"namespace": namespace, "group": group, "resource": kind, "subresource": sub, "verb": verb}
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
-        "spec": {"user": user, "resourceAttributes": attributes},
-    }
-    answer = await api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-    return bool(answer["status"]["allowed"])
+    await accounts.until_granted(place.api, place.namespace, account, list(rights), allowed=allowed)
 
 
 async def eventually(true: Callable[[], Awaitable[bool]], what: str, limit_s: float = LIMIT_S) -> None:

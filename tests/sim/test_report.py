@@ -252,10 +252,31 @@ def test_tiles_tell_the_run(tmp_path: Path) -> None:
         "Actions": "2",
         "Reversals per hour": "0.50",
         "Failed requests": "1",
-        "Worst five minutes": "75.0 %",
+        "Worst 5 minutes": "75.0 %",
     }
     assert "−50 % against 40 for a static fleet of the peak&#x27;s 5 replicas" in page
     assert "in time, from 00:10" in page
+
+
+def test_a_run_of_minutes_is_told_in_minutes(tmp_path: Path) -> None:
+    short = replace(
+        SUMMARY,
+        duration_s=180.0,
+        gpu_hours=0.154,
+        traffic_span_s=5.0,
+        bins=(
+            LatencyBin(start=0.0, end=10.0, arrived=10, attained=10, ttft_p99=0.5, itl_p99=0.05),
+            LatencyBin(start=10.0, end=20.0, arrived=10, attained=9, ttft_p99=2.5, itl_p99=0.05),
+        ),
+    )
+    write_report(tmp_path / "r.html", [act(0.0, 3, 4), act(9.0, 4, 3)], title="t", policy=POLICY, summary=short)
+    page = (tmp_path / "r.html").read_text()
+    tiles = dict(re.findall(r'<div class="name">(.*?)</div><div class="value">(.*?)</div>', page))
+    assert (tiles["GPU-hours"], tiles["Reversals"], tiles["Worst 10 seconds"]) == ("0.15", "1", "90.0 %")
+    assert "1 to 8 replicas; 3 minutes from" in page
+    assert "in time, from 00:00:10" in page
+    traffic = chart_data([HOLD], POLICY, short, ())["traffic"]
+    assert traffic == {"at": [(START + at) * 1000 for at in (0.0, 5.0, 10.0)], "rate": [3.0, 4.0, 5.5]}
 
 
 def test_the_table_lists_every_action_and_the_holds_by_reason(tmp_path: Path) -> None:
