@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,10 @@ from autoscaler.sources.cluster import KINDS, ClusterCaches
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.testbed.api import MERGE, ApiError, Json
-from tests.cluster.daemon import page, running_daemon, total
+from tests.cluster.daemon import page, running_daemon, series, total
 from tests.cluster.manifests import Place, deployment, eventually, grant, policy
 from tests.cluster.proxy import EXPIRED, Proxy
-from tests.cluster.site import DEPLOYED, Site
+from tests.cluster.site import DEPLOYED, SCALE_WRITE, Site
 
 SCALE = "/deployments/chat/scale$"
 
@@ -267,3 +268,155 @@ async def test_c096_a_bookmark_only_moves_the_version(site: Site, proxy: Proxy, 
     assert (again.watch, again.query["resourceVersion"]) == (True, version)
     assert (await target.read()).pods == before.pods
     await target.close()
+
+
+# --- C098 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [{"late_s": 30.0}, {"drop": "after"}], ids=["late answer", "no answer"])
+async def test_c098_write_timed_out_but_applied(
+    site: Site, proxy: Proxy, tmp_path: Path, fault: dict[str, Any]
+) -> None:
+    place = site.place
+    await place.create(deployment(replicas=1, fake={"cold-start-seconds": 0.2}))
+    rules = policy(
+        tmp_path,
+        place.plane,
+        place.namespace,
+        replicas="{min: 3, max: 6}",
+        more="  scaleUp: {stabilization: 0s, threshold: 0.6}\n",
+    )
+    with proxy.rule(method="PATCH", path=SCALE, **fault):
+        async with running_daemon(site.kubeconfig, rules) as daemon:
+            url = await daemon.url()
+            applied = await daemon.until("decision", outcome="applied")
+            assert (applied["current_replicas"], applied["desired_replicas"]) == (1, 3)
+            pods = await place.until_ready(3)
+            await place.tell(pods, rps=2, running=64, kv=0.98, ttft=6)
+            held = await daemon.until("decision", reason="held_cooldown")
+            assert (held["current_replicas"], held["action"]) == (3, "hold")
+            assert await total(url, "tick_errors_total") is None
+            assert await daemon.end(signal.SIGTERM) == 0
+    (write,) = proxy.asked("PATCH", SCALE)
+    (read,) = proxy.asked("GET", SCALE)
+    assert read.at > write.at
+    assert len(await site.scalings()) == 1
+    assert (await place.read())["spec"]["replicas"] == 3
+
+
+async def test_c098_write_timed_out_and_not_applied(site: Site, proxy: Proxy, tmp_path: Path) -> None:
+    """It is not tried again in the same tick: the next one looks and decides afresh."""
+    place = site.place
+    await place.create(deployment(replicas=1))
+    rules = policy(tmp_path, place.plane, place.namespace, replicas="{min: 3, max: 6}")
+    with proxy.rule(method="PATCH", path=SCALE, drop="before", times=1):
+        async with running_daemon(site.kubeconfig, rules) as daemon:
+            await daemon.until("decision", outcome="applied")
+            assert await daemon.end(signal.SIGTERM) == 0
+    assert [line["outcome"] for line in daemon.of("decision")][:2] == ["failed", "applied"]
+    order = [seen.method for seen in proxy.asked(path=SCALE)]
+    assert order == ["PATCH", "GET", "PATCH"]
+    assert len(await site.scalings()) == 1
+
+
+# --- C099 -----------------------------------------------------------------------------------------------------------
+
+
+async def test_c099_pod_list_empty_because_the_list_failed(site: Site, proxy: Proxy, tmp_path: Path) -> None:
+    place = site.place
+    await place.create(deployment(replicas=6))
+    rules = policy(tmp_path, place.plane, place.namespace)
+    with proxy.rule(path="/pods$", watch=False, status=429, headers={"Retry-After": "1"}, times=3) as rule:
+        async with running_daemon(site.kubeconfig, rules) as daemon:
+            url = await daemon.url()
+            failed = await daemon.until("tick_failed")
+            assert failed["detail"].startswith("throttled")
+            while rule.hits < 3:
+                answer = await page(url, "/readyz")
+                assert (answer.status_code, answer.json()["waiting_for"]) == (503, ["chat"])
+                assert (await page(url, "/healthz")).status_code == 200
+                await asyncio.sleep(0.1)
+            first = await daemon.until("decision")
+            assert (first["current_replicas"], first["action"]) == (6, "hold")
+            assert (await page(url, "/readyz")).status_code == 200
+            assert await daemon.end(signal.SIGTERM) == 0
+    synced = [seen.at for seen in proxy.asked(path="/pods$", watch=False) if seen.status == 200]
+    assert daemon.seen.index(first) == min(daemon.seen.index(line) for line in daemon.of("decision"))
+    assert len(synced) == 1
+    assert await site.scalings() == []
+
+
+async def test_c099_no_pods_are_no_reason_to_shrink(site: Site, tmp_path: Path) -> None:
+    place = site.place
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    await place.api.request("POST", f"/api/v1/namespaces/{place.namespace}/resourcequotas", quota)
+    await place.create(deployment(replicas=6))
+    rules = policy(tmp_path, place.plane, place.namespace)
+    async with running_daemon(site.kubeconfig, rules) as daemon:
+        for _ in range(3):
+            held = await daemon.until("decision", current_replicas=6, ready_replicas=0)
+            assert (held["action"], held["desired_replicas"]) == ("hold", 6)
+        assert await daemon.end(signal.SIGTERM) == 0
+    assert {line["reason"] for line in daemon.of("decision")} == {"no_ready_pods"}
+    assert await site.scalings() == []
+
+
+# --- C102 -----------------------------------------------------------------------------------------------------------
+
+
+async def test_c102_target_deleted(site: Site, tmp_path: Path) -> None:
+    place = site.place
+    await place.create(deployment(replicas=1))
+    await place.create(deployment("code", replicas=1))
+    rules = [policy(tmp_path, place.plane, place.namespace, name=name) for name in ("chat", "code")]
+    async with running_daemon(site.kubeconfig, *rules) as daemon:
+        url = await daemon.url()
+        await daemon.until("decision", policy="chat", ready_replicas=1)
+        await daemon.until("decision", policy="code", ready_replicas=1)
+        seen = {name for (name, labels) in await series(url) if ("policy", "chat") in labels}
+        assert {"current_replicas", "ready_replicas", "desired_replicas", "score"} <= seen
+        await place.api.request("DELETE", f"{place.deployments}/chat")
+        gone = await daemon.until("tick_failed", policy="chat")
+        assert gone["detail"].startswith("target_not_found")
+        for _ in range(4):
+            await daemon.until("decision", policy="code")
+        left = {name for (name, labels) in await series(url) if ("policy", "chat") in labels}
+        assert left.isdisjoint({"current_replicas", "ready_replicas", "desired_replicas", "score", "score_part"})
+        assert await total(url, "current_replicas", policy="code") == 1.0
+        assert (await total(url, "tick_errors_total", policy="chat", kind="target_not_found") or 0.0) >= 3.0
+        assert (await page(url, "/healthz")).status_code == (await page(url, "/readyz")).status_code == 200
+        await place.create(deployment(replicas=1))
+        await daemon.until("decision", policy="chat", ready_replicas=1)
+        assert await daemon.end(signal.SIGTERM) == 0
+    (said,) = daemon.of("tick_failed")
+    assert "exception" not in said
+    code = [line["at"] for line in daemon.of("decision") if line["policy"] == "code"]
+    assert max(later - one for one, later in pairwise(code)) < 3.0
+
+
+# --- C104 -----------------------------------------------------------------------------------------------------------
+
+
+async def test_c104_rbac_forbids_the_write(place: Place, proxy: Proxy, tmp_path: Path) -> None:
+    await place.create(deployment(replicas=1))
+    await grant(place, DEPLOYED - {SCALE_WRITE})
+    token = await place.plane.token_for(place.namespace, "subject")
+    kubeconfig = proxy.kubeconfig_for(token, tmp_path / "kubeconfig")
+    rules = policy(tmp_path, place.plane, place.namespace, replicas="{min: 3, max: 4}")
+    async with running_daemon(kubeconfig, rules) as daemon:
+        url = await daemon.url()
+        missing = await daemon.until("right_missing")
+        assert missing["right"] == f"patch deployments/scale in namespace {place.namespace}"
+        failed = await daemon.until("tick_failed")
+        assert (failed["kind"], failed["detail"].split(":")[0]) == ("actuation", "forbidden")
+        assert 'cannot patch resource "deployments' in failed["detail"]
+        for _ in range(4):
+            wanted = await daemon.until("decision")
+            assert (wanted["desired_replicas"], wanted["reason"], wanted["outcome"]) == (3, "up_bounds", "failed")
+        assert await total(url, "write_forbidden", policy="chat") == 1.0
+        assert (await total(url, "tick_errors_total", kind="forbidden") or 0.0) >= 4.0
+        assert await total(url, "actions_total", outcome="applied") is None
+        assert (await page(url, "/healthz")).status_code == (await page(url, "/readyz")).status_code == 200
+        assert await daemon.end(signal.SIGTERM) == 0
+    assert [seen.status for seen in proxy.asked("PATCH", SCALE)] == [403]
+    assert len(daemon.of("tick_failed")) <= 2  # what was said before the first tick is said again after it
