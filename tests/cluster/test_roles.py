@@ -13,12 +13,15 @@ from typing import NamedTuple
 import pytest
 
 from autoscaler.lease import RELEASED_S
+from autoscaler.sources.annotations import PAUSED, PIN
 from autoscaler.testbed.api import MERGE, ApiError, Json
 from tests.cluster.daemon import Daemon, running_daemon
 from tests.cluster.manifests import Place, Right, autoscaler_of, deployment, eventually, grant, policy
 from tests.cluster.proxy import running_proxy
-from tests.cluster.site import DEPLOYED, Site, site_of
+from tests.cluster.site import ROOT, Site, granted, site_of
 
+GRANTED = granted(*(str(path.parent) for path in (ROOT / "deploy").rglob("role.yaml")))
+"""What the base, its overlay and its components grant together."""
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 SCALE = r"/deployments/chat/scale$"
 
@@ -89,12 +92,20 @@ async def takes_the_lease(site: Site, folder: Path) -> str:
     return str(first.get("detail", first["event"]))
 
 
+async def marks_before_a_step_down(site: Site, folder: Path) -> str:
+    """Take one of three pods away, of which one is idle, and only if the others need not fear; return the outcome."""
+    await idle_and_busy(site.place)
+    await annotate(site.place, {PIN: "2"})
+    return await writes(site, folder)
+
+
 # --- what they are made of ------------------------------------------------------------------------------------------
 
 
 def rules(site: Site, folder: Path) -> Path:
-    """Return a policy that wants two replicas where there is one."""
-    return policy(folder, site.place.plane, site.place.namespace, replicas="{min: 2, max: 4}")
+    """Return a policy that wants two replicas where there is one, and never gives up a pod without a mark."""
+    more = "  scaleDown: {victims: {order: emptiest, onFailure: hold}}\n"
+    return policy(folder, site.place.plane, site.place.namespace, replicas="{min: 2, max: 4}", more=more)
 
 
 def lease(site: Site) -> tuple[str, str]:
@@ -113,8 +124,27 @@ async def one_tick(site: Site, folder: Path, *flags: str) -> Json:
 async def scaled_twice(place: Place, daemon: Daemon) -> None:
     """Return once a replica was ordered, taken away by a person, and ordered again."""
     await daemon.until("decision", outcome="applied")
-    await place.api.request("PATCH", f"{place.deployments}/chat", {"spec": {"replicas": 1}}, content_type=MERGE)
+    await resize(place, 1)
     await daemon.until("decision", outcome="applied")
+
+
+async def resize(place: Place, replicas: int) -> None:
+    """Set the replicas, as a person does."""
+    patch = {"spec": {"replicas": replicas}}
+    await place.api.request("PATCH", f"{place.deployments}/chat", patch, content_type=MERGE)
+
+
+async def annotate(place: Place, annotations: dict[str, str | None]) -> None:
+    """Annotate the target; None removes an annotation."""
+    patch = {"metadata": {"annotations": annotations}}
+    await place.api.request("PATCH", f"{place.deployments}/chat", patch, content_type=MERGE)
+
+
+async def idle_and_busy(place: Place) -> None:
+    """Have three pods that are ready, of which one is idle."""
+    await resize(place, 3)
+    pods = await place.until_ready(3)
+    await place.tell(pods[:2], running=8)
 
 
 async def events(place: Place) -> str:
@@ -168,6 +198,7 @@ WORKS: dict[Scenario, str] = {
     tells_twice: "UpBounds x2",
     makes_the_lease: "autoscaler",
     takes_the_lease: "leading",
+    marks_before_a_step_down: "applied",
 }
 """What each scenario returns with all rights."""
 
@@ -190,17 +221,20 @@ ROWS = (
     Row(("coordination.k8s.io", "leases", "create"), makes_the_lease, ""),
     Row(("coordination.k8s.io", "leases", "get"), takes_the_lease, "GET /apis/coordination.k8s.io/v1/"),
     Row(("coordination.k8s.io", "leases", "patch"), takes_the_lease, "PATCH /apis/coordination.k8s.io/v1/"),
+    Row(("", "pods", "patch"), marks_before_a_step_down, "failed"),
 )
 
 
 def test_every_right_that_is_granted_has_one_row() -> None:
-    assert Counter(row.right for row in ROWS) == Counter(DEPLOYED)
+    assert Counter(row.right for row in ROWS) == Counter(GRANTED)
     assert {row.scenario for row in ROWS} == set(WORKS)
 
 
 @pytest.mark.parametrize("scenario", WORKS, ids=lambda scenario: str(scenario.__name__))
-async def test_with_all_rights(site: Site, tmp_path: Path, scenario: Scenario) -> None:
-    await site.place.create(deployment(replicas=1))
+async def test_with_all_rights(place: Place, tmp_path: Path, scenario: Scenario) -> None:
+    await place.create(deployment(replicas=1))
+    await grant(place, GRANTED)
+    site = await site_of(place, "subject", tmp_path)
     assert await scenario(site, tmp_path) == WORKS[scenario]
     assert [event.right for event in await site.requests() if event.code == 403] == []
 
@@ -208,7 +242,7 @@ async def test_with_all_rights(site: Site, tmp_path: Path, scenario: Scenario) -
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row.right).strip())
 async def test_without_the_right(place: Place, tmp_path: Path, row: Row) -> None:
     await place.create(deployment(replicas=1))
-    await grant(place, DEPLOYED - {row.right})
+    await grant(place, GRANTED - {row.right})
     site = await site_of(place, "subject", tmp_path)
     said = await row.scenario(site, tmp_path)
     assert said != WORKS[row.scenario]
@@ -218,21 +252,27 @@ async def test_without_the_right(place: Place, tmp_path: Path, row: Row) -> None
     assert refused == {row.right}
 
 
-async def test_a_life_with_everything_in_it_uses_each_right(site: Site, tmp_path: Path) -> None:
-    place = site.place
+async def test_a_life_with_everything_in_it_uses_each_right(place: Place, tmp_path: Path) -> None:
     await place.create(deployment(replicas=1))
+    await grant(place, GRANTED)
     await free_lease(place)
+    site = await site_of(place, "subject", tmp_path)
     async with running_proxy(place.plane) as proxy:
         token = await place.plane.token_for(place.namespace, "subject")
         kubeconfig = proxy.kubeconfig_for(token, tmp_path / "behind.kubeconfig")
-        with proxy.rule(method="PATCH", path=SCALE, drop="after", times=1):
-            async with running_daemon(kubeconfig, rules(site, tmp_path), *lease(site)) as daemon:
+        async with running_daemon(kubeconfig, rules(site, tmp_path), *lease(site)) as daemon:
+            with proxy.rule(method="PATCH", path=SCALE, drop="after", times=1):
                 await daemon.until("leading")
                 await scaled_twice(place, daemon)
-                path = LEASE.format(place.namespace) + "/autoscaler"
-                await place.api.request("DELETE", path)
-                await eventually(lambda: exists(place, path), "Lease that the leader made anew")
-                assert await daemon.end(signal.SIGTERM) == 0
+            path = LEASE.format(place.namespace) + "/autoscaler"
+            await place.api.request("DELETE", path)
+            await annotate(place, {PAUSED: "true"})
+            await daemon.until("decision", reason="paused")
+            await idle_and_busy(place)
+            await annotate(place, {PAUSED: None, PIN: "2"})
+            await daemon.until("decision", outcome="applied")
+            await eventually(lambda: exists(place, path), "Lease that the leader made anew")
+            assert await daemon.end(signal.SIGTERM) == 0
     requests = await site.requests()
-    assert {event.right for event in requests} == DEPLOYED
+    assert {event.right for event in requests} == GRANTED
     assert {event.code for event in requests} <= {200, 201, 404}
