@@ -49,6 +49,7 @@ STUCK = frozenset(
         Reason.SCALED_TO_ZERO,
         Reason.PAUSED,
         Reason.OTHER_OWNER,
+        Reason.WRITER_CONFLICT,
         Reason.UNSCHEDULABLE,
         Reason.QUOTA,
         Reason.ROLLOUT_UNHEALTHY,

@@ -34,6 +34,7 @@ from autoscaler.core.types import (
     Engines,
     Floats,
     Forecast,
+    ForeignChange,
     Gap,
     GapReason,
     Hold,
@@ -395,6 +396,22 @@ def test_without_a_wish_for_time_to_drain_nothing_is_said_of_it(bench: Bench, si
     bench.telemetry.tick("chat", snapshot, a_decision(), Outcome.APPLIED, 0.2)
     assert bench.value("unsafe_drain") is None
     assert not sink.events("unsafe_drain")
+
+
+def test_c109_each_change_by_somebody_else_is_counted_and_said(bench: Bench, sink: Sink) -> None:
+    bench.telemetry.loaded(a_policy())
+    undid = ForeignChange(at=0.0, before=5, after=2, by="argocd-controller", undid=True)
+    edited = ForeignChange(at=5.0, before=2, after=3, by="kubectl-edit", written_at=4.0)
+    for at, change in ((0.0, undid), (5.0, edited), (10.0, None)):
+        decision = replace(a_decision(at, action=Hold(), reason=Reason.HELD_COOLDOWN), change=change)
+        bench.telemetry.tick("chat", a_snapshot(at), decision, Outcome.UNCHANGED, 0.2)
+    assert bench.value("foreign_changes_total", effect="undid") == 1.0
+    assert bench.value("foreign_changes_total", effect="changed") == 1.0
+    first, second = sink.events("replicas_changed")
+    assert (first["level"], second["level"]) == ("warning", "info")
+    assert (first["by"], first["before"], first["after"], first["undid"]) == ("argocd-controller", 5, 2, True)
+    assert "written_at" not in first
+    assert (second["by"], second["written_at"]) == ("kubectl-edit", 4.0)
 
 
 # --- secrets --------------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import quote
 
-from autoscaler.actuators.deployment import FIELD_MANAGER, ScaleApi
+from autoscaler.actuators.deployment import ScaleApi
 from autoscaler.core.policy import TargetRef
-from autoscaler.core.types import Action, DeletionCost, Hold, Outcome
+from autoscaler.core.types import FIELD_MANAGER, Action, DeletionCost, Hold, Outcome
 from autoscaler.core.victims import ANNOTATION
 from autoscaler.errors import ActuationError, TargetError
 from autoscaler.ports import Actuator

@@ -5,11 +5,10 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from autoscaler.core.policy import TargetRef
-from autoscaler.core.types import Action, Hold, Outcome, ScaleReplicas
+from autoscaler.core.types import FIELD_MANAGER, Action, Hold, Outcome, ScaleReplicas
 from autoscaler.errors import ActuationError, TargetError
 
 SCALE = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
-FIELD_MANAGER = "autoscaler"
 JSON_PATCH = "application/json-patch+json"
 
 RIGHTS = frozenset({("apps", "deployments/scale", "get"), ("apps", "deployments/scale", "patch")})

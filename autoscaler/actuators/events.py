@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-from autoscaler.actuators.deployment import FIELD_MANAGER, ScaleApi
+from autoscaler.actuators.deployment import ScaleApi
 from autoscaler.core.policy import Policy
-from autoscaler.core.types import Decision, Hold, Outcome, Reason, ScaleReplicas, Snapshot
+from autoscaler.core.types import FIELD_MANAGER, Decision, ForeignChange, Hold, Outcome, Reason, ScaleReplicas, Snapshot
 from autoscaler.errors import TargetError
 
 EVENTS = "/api/v1/namespaces/{namespace}/events"
@@ -30,6 +30,7 @@ HELD = frozenset(
         Reason.ROLLOUT_UNHEALTHY,
         Reason.UNSAFE_DRAIN,
         Reason.OTHER_OWNER,
+        Reason.WRITER_CONFLICT,
         Reason.SCALED_TO_ZERO,
         Reason.PAUSED,
         Reason.HEALTH_FUSE,
@@ -40,6 +41,8 @@ HELD = frozenset(
 MEANT = frozenset({Reason.SCALED_TO_ZERO, Reason.PAUSED})
 """Holds that somebody wished for: Normal, not Warning."""
 
+CHANGED = "ReplicasChanged"
+"""The Event of a change by somebody else; an owner's changes, to which we yield, are its own to tell."""
 QUIET_S = 60.0
 """A hold that was not the reason for this long, and for three intervals, is over: reasons alternate tick by tick."""
 AGGREGATE_S = 60.0
@@ -102,6 +105,11 @@ def why(snapshot: Snapshot, decision: Decision) -> str:
     return "; ".join([*words, *decision.unblocks])
 
 
+def told(change: ForeignChange) -> str:
+    """Return who changed the replicas, and when where that is known."""
+    return str(change) + ("" if change.written_at is None else f" at {_stamp(change.written_at)}")
+
+
 class Changes:
     """Tells what is new in the ticks of one policy."""
 
@@ -123,6 +131,9 @@ class Changes:
             error: of the write that failed; "" when none did.
         """
         reason, at, explained = decision.reason, snapshot.at, why(snapshot, decision)
+        if decision.change is not None and not snapshot.target.other_owner:
+            words = told(decision.change)
+            yield _note(snapshot, CHANGED, decision.change.undid, f"{words}: {explained}")
         if isinstance(decision.action, ScaleReplicas):
             sizes = f"from {decision.action.seen} to {decision.action.to}"
             if outcome is Outcome.APPLIED:

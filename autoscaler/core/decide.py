@@ -4,6 +4,7 @@ from autoscaler.core.demand import Capacity, DemandWindow, measure_demand
 from autoscaler.core.forecast import forecast_demand, forecast_score, learned_horizon
 from autoscaler.core.guards import GUARDS, Tick, ordering_score, pressure, propose
 from autoscaler.core.mode import trigger_mode
+from autoscaler.core.owners import standing_down_s
 from autoscaler.core.policy import Policy, Sizing
 from autoscaler.core.score import score_snapshot
 from autoscaler.core.state import State, down_window_s, evidence_of
@@ -42,6 +43,7 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
         forecast=forecast,
         prompt_per_request=window.prompt_per_request if window is not None else None,
     )
+    change = state.owners.change
     proposal = propose(tick)
     if not proposal.final:
         # Evidence first; bounds last, so that nothing overrules them. A person's pin knows bounds only.
@@ -57,6 +59,7 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
         mode=trigger_mode(tick),
         action=choose_action(policy, state, snapshot, proposal),
         unblocks=unblocks(tick, proposal),
+        change=change if change is not None and change.at == snapshot.at else None,
     )
 
 
@@ -94,7 +97,7 @@ def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:
     if proposal.replicas != proposal.current:
         return ()
     if proposal.final or proposal.reason is Reason.PINNED:
-        words = tick.snapshot.target.paused
+        words = _who_holds(tick, proposal.reason)
         return (f"held by {proposal.reason}" + (f": {words}" if words else ""),)
     lines = []
     stopped = {step.rule: step.detail for step in proposal.steps if step.after == proposal.current}
@@ -114,6 +117,18 @@ def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:
     else:
         lines.append(f"down: {_missing_for_down(tick)}")
     return tuple(lines)
+
+
+def _who_holds(tick: Tick, reason: Reason) -> str:
+    """Return who holds the target, and by what; "" where the reason says it all."""
+    settings, conflict = tick.policy.owners, tick.state.owners.conflict
+    if reason is Reason.WRITER_CONFLICT and conflict is not None:
+        left_s = standing_down_s(settings, tick.state.owners, tick.snapshot.at)
+        writes = f"{settings.reversions} writes of ours were undone within {settings.window_s:.0f}s"
+        return f"{writes}, the last when {conflict}; writing again in {left_s:.0f}s"
+    return {Reason.PAUSED: tick.snapshot.target.paused, Reason.OTHER_OWNER: tick.snapshot.target.other_owner}.get(
+        reason, ""
+    )
 
 
 def _missing_for_up(tick: Tick) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autoscaler.core.facts import Facts
+from autoscaler.core.owners import standing_down_s
 from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
 from autoscaler.core.state import State, down_window_s, growing_s
 from autoscaler.core.types import Demand, Direction, Forecast, GapReason, Proposal, Reason, Score, Snapshot, Step
@@ -74,6 +75,8 @@ def _stand_down(tick: Tick) -> Reason | None:
         return Reason.PAUSED
     if tick.snapshot.target.other_owner:
         return Reason.OTHER_OWNER
+    if standing_down_s(tick.policy.owners, tick.state.owners, tick.snapshot.at) > 0.0:
+        return Reason.WRITER_CONFLICT
     if tick.current == 0:
         return Reason.SCALED_TO_ZERO
     if tick.state.doubled_polls >= DOUBLED_POLLS:
@@ -372,8 +375,11 @@ def rate_limit(
 
 
 def hold_cooldown(tick: Tick, proposal: Proposal) -> Proposal:
-    """Leave time between actions; emergency and saturation pass upward."""
-    last = tick.state.last_action_at
+    """Leave time between changes, ours and others'; emergency and saturation pass upward."""
+    last, what = tick.state.last_action_at, "the last action"
+    foreign = tick.state.owners.change
+    if foreign is not None and (last is None or foreign.at > last):
+        last, what = foreign.at, str(foreign)
     if proposal.replicas == proposal.current or last is None:
         return proposal
     up = proposal.replicas > proposal.current
@@ -381,7 +387,7 @@ def hold_cooldown(tick: Tick, proposal: Proposal) -> Proposal:
     since = tick.snapshot.at - last
     if since >= cooldown or (up and proposal.urgent):
         return proposal
-    return _held(proposal, Reason.HELD_COOLDOWN, f"{since:.0f}s of {cooldown:.0f}s since the last action")
+    return _held(proposal, Reason.HELD_COOLDOWN, f"{since:.0f}s of {cooldown:.0f}s since {what}")
 
 
 def blow_fuse(tick: Tick, proposal: Proposal) -> Proposal:

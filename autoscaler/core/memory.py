@@ -9,10 +9,11 @@ from typing import TypeVar
 import numpy as np
 
 from autoscaler.core.model import StepModel
+from autoscaler.core.owners import Owners, merged
 from autoscaler.core.plain import Plain, to_plain
 from autoscaler.core.policy import Policy, StepTime, TargetRef
 from autoscaler.core.state import STARTS_KEPT, Hindsight, Recommended, State, longest_hole_s
-from autoscaler.core.types import Regime
+from autoscaler.core.types import ForeignChange, Regime
 
 VERSION = 1
 DIGITS = 6
@@ -40,6 +41,7 @@ class Memory:
     recommendations: tuple[Recommended, ...] = ()
     hindsight: Hindsight = field(default_factory=Hindsight)
     model: StepModel | None = None
+    owners: Owners = field(default_factory=Owners)
 
 
 def memory_of(policy: Policy, state: State) -> Memory | None:
@@ -57,11 +59,12 @@ def memory_of(policy: Policy, state: State) -> Memory | None:
         recommendations=state.recommendations,
         hindsight=state.hindsight,
         model=state.model if state.model is not None and state.model.rows else None,
+        owners=state.owners,
     )
 
 
 def essential(memory: Memory) -> Memory:
-    """Return the memory without what can be seen and learned again: the cooldowns are left."""
+    """Return the memory without what can be seen and learned again: the cooldowns are left, and who wrote."""
     return replace(memory, starts=(), recommendations=(), hindsight=Hindsight(), model=None)
 
 
@@ -84,6 +87,7 @@ def recall(policy: Policy, state: State, memory: Memory, at: float) -> State:
         recommendations=_windows(policy, state.recommendations, memory.recommendations, at),
         hindsight=_hindsight(policy, state.hindsight, memory.hindsight, at),
         model=_model(state.model, memory.model, at) if learns else state.model,
+        owners=merged(state.owners, memory.owners, at),
     )
 
 
@@ -135,7 +139,7 @@ def _name(target: TargetRef) -> str:
 
 def memory_to_plain(memory: Memory) -> dict[str, Plain]:
     """Return the memory as JSON can say it; what is unknown or empty is left out."""
-    hindsight, model = memory.hindsight, memory.model
+    hindsight, model, owners = memory.hindsight, memory.model, memory.owners
     learned = {
         "regimes": [[regime.since, round(regime.relative_sd, DIGITS)] for regime in hindsight.regimes],
         "changed_at": hindsight.changed_at,
@@ -154,6 +158,7 @@ def memory_to_plain(memory: Memory) -> dict[str, Plain]:
         "recommendations": memory.recommendations,
         "hindsight": None if hindsight == Hindsight() else {name: value for name, value in learned.items() if value},
         "model": model,
+        "owners": None if owners == Owners() else owners,
     }
     return {"version": VERSION, **{name: to_plain(value) for name, value in plain.items() if value or value == 0.0}}
 
@@ -178,6 +183,7 @@ def memory_from_plain(plain: object) -> Memory:
         recommendations=_each(content.get("recommendations"), lambda item: _recommended(_row(item, 4))),
         hindsight=_hindsight_from_plain(_mapping(content.get("hindsight") or {})),
         model=None if model is None else _model_from_plain(_mapping(model)),
+        owners=_owners_from_plain(_mapping(content.get("owners") or {})),
     )
 
 
@@ -192,6 +198,29 @@ def _hindsight_from_plain(plain: Mapping[str, object]) -> Hindsight:
         told_at=_maybe(plain.get("told_at")),
         errors=errors,
         ranked=tuple(sorted(errors)),
+    )
+
+
+def _owners_from_plain(plain: Mapping[str, object]) -> Owners:
+    change, conflict = plain.get("change"), plain.get("conflict")
+    return Owners(
+        uid=_text(plain.get("uid", "")),
+        replicas=_whole(plain.get("replicas", 0)),
+        ours=plain.get("ours") is True,
+        change=None if change is None else _foreign_from_plain(_mapping(change)),
+        undone_at=_each(plain.get("undone_at"), _number),
+        conflict=None if conflict is None else _foreign_from_plain(_mapping(conflict)),
+    )
+
+
+def _foreign_from_plain(plain: Mapping[str, object]) -> ForeignChange:
+    return ForeignChange(
+        at=_number(plain.get("at")),
+        before=_whole(plain.get("before")),
+        after=_whole(plain.get("after")),
+        by=_text(plain.get("by")),
+        written_at=_maybe(plain.get("written_at")),
+        undid=plain.get("undid") is True,
     )
 
 
@@ -248,6 +277,12 @@ def _number(plain: object) -> float:
     if isinstance(plain, bool) or not isinstance(plain, int | float) or not abs(plain) < 1e15:
         raise ValueError(f"{plain!r:.40} is no number")
     return float(plain)
+
+
+def _text(plain: object) -> str:
+    if not isinstance(plain, str):
+        raise ValueError(f"{plain!r:.40} is no text")
+    return plain
 
 
 def _maybe(plain: object) -> float | None:

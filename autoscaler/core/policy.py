@@ -575,6 +575,21 @@ class HealthFuse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnersPolicy:
+    """When to stop writing against somebody else who writes the replicas too. One change starts the cooldown only.
+
+    Args:
+        reversions: of our writes by others, within `window`, from which on nothing is written.
+        window_s: over which they are counted.
+        stand_down_s: for how long nothing is written then; after it the policy goes on as before.
+    """
+
+    reversions: int = 3
+    window_s: float = 600.0
+    stand_down_s: float = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything one target is scaled by.
 
@@ -597,6 +612,7 @@ class Policy:
         pending: what replicas count as that are ordered and not ready.
         evidence: how much must be known.
         health: what freezes steps when the last one went wrong.
+        owners: when to stop writing against another writer of the replicas.
     """
 
     name: str
@@ -617,6 +633,7 @@ class Policy:
     pending: Pending = field(default_factory=Pending)
     evidence: Evidence = field(default_factory=Evidence)
     health: HealthFuse = field(default_factory=HealthFuse)
+    owners: OwnersPolicy = field(default_factory=OwnersPolicy)
 
     @property
     def up_cooldown_s(self) -> float:
@@ -644,6 +661,7 @@ _AT_LEAST_ONE = (
     "demand.max_num_seqs",
     "emergency.factor",
     "pending.crash_restarts",
+    "owners.reversions",
 )
 _ABOVE_ZERO = (
     "signals.vllm.timeout_s",
@@ -693,6 +711,8 @@ _NOT_NEGATIVE = (
     "evidence.restart_window_s",
     "evidence.alert_after_s",
     "health.ready_within_s",
+    "owners.window_s",
+    "owners.stand_down_s",
 )
 _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (_AT_LEAST_ONE, lambda value: value >= 1, "must be at least 1"),

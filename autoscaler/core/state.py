@@ -13,6 +13,7 @@ import numpy as np
 from autoscaler.core.facts import ASLEEP, STALE_IDLE_POLLS, Facts, Join, Rows, gather, is_serving, join, load_rows
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
+from autoscaler.core.owners import Owners, watch_owners, wrote
 from autoscaler.core.policy import Forecaster, Policy
 from autoscaler.core.score import DeviceKey, Evidence, memory_guard, row_before
 from autoscaler.core.signals import COLUMN, FIRST_COUNTER
@@ -131,6 +132,7 @@ class State:
         changes: (at, change) of our own actions.
         saturated_s: for how long in all the backlog was critical and growing.
         doubled_polls: polls in a row with a whole multiple of the pods that the replicas explain.
+        owners: who else wrote the replicas.
     """
 
     memory: EngineMemory | None = None
@@ -154,6 +156,7 @@ class State:
     saturated_s: float = 0.0
     no_score_since: float | None = None
     doubled_polls: int = 0
+    owners: Owners = field(default_factory=Owners)
 
     @property
     def last_action_at(self) -> float | None:
@@ -215,6 +218,7 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         saturated_s=state.saturated_s,
         no_score_since=state.no_score_since,
         doubled_polls=_doubled_polls(policy, state.doubled_polls, snapshot, joined),
+        owners=watch_owners(policy.owners, state.owners, target, at),
     )
 
 
@@ -411,7 +415,9 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
     """Return the state with a decision and its outcome taken in. Only what was done starts a cooldown."""
     at, proposal = decision.at, decision.proposal
     if decision.reason in FRESH_REASONS:
-        return replace(state, recommendations=(), scores=(), changes=(), last_up_at=None, last_down_at=None)
+        owners = state.owners if state.owners.change is None else replace(state.owners, change=None)
+        fresh = replace(state, recommendations=(), scores=(), changes=(), last_up_at=None, last_down_at=None)
+        return replace(fresh, owners=owners)
     value = decision.score.value if decision.score is not None else None
     state = replace(
         state,
@@ -423,6 +429,8 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
     )
     if not isinstance(decision.action, ScaleReplicas) or outcome not in (Outcome.APPLIED, Outcome.SIMULATED):
         return state
+    if outcome is Outcome.APPLIED:
+        state = replace(state, owners=wrote(state.owners, decision.action.to))
     change = decision.action.to - decision.action.seen
     longest = _longest_period(policy)
     return replace(

@@ -372,6 +372,7 @@ class Reason(StrEnum):
     GROUP_SIZE = "group_size_mismatch"
     SCALED_TO_ZERO = "scaled_to_zero_externally"
     OTHER_OWNER = "other_owner"
+    WRITER_CONFLICT = "writer_conflict"
     PAUSED = "paused"
     LIMITED_DIRECTION = "limited_direction"
     PENDING_CAPACITY = "pending_capacity"
@@ -607,6 +608,32 @@ class ScaleReplicas:
 
 Action = Hold | ScaleReplicas
 
+FIELD_MANAGER = "autoscaler"
+"""The name under which our writes are entered in a Deployment's `managedFields`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignChange:
+    """A change of `spec.replicas` by somebody else.
+
+    Args:
+        at: when it was seen, epoch seconds.
+        before, after: the replicas.
+        by: the field manager.
+        written_at: when it was made, where the API server says; see `TargetStatus.scaled_at`.
+        undid: the replicas before were ours.
+    """
+
+    at: float
+    before: int
+    after: int
+    by: str
+    written_at: float | None = None
+    undid: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.by} changed {'our ' if self.undid else ''}{self.before} to {self.after}"
+
 
 class Outcome(StrEnum):
     """What became of an action. Only APPLIED and SIMULATED start a cooldown. STANDBY: another process leads."""
@@ -627,6 +654,7 @@ class Decision:
         mode: the trigger mode.
         action: what to do.
         unblocks: what would have to change for the next action, one line a direction; "why not now".
+        change: what somebody else did to the replicas since the last tick.
     """
 
     at: float
@@ -638,3 +666,4 @@ class Decision:
     mode: Mode
     action: Action
     unblocks: tuple[str, ...] = ()
+    change: ForeignChange | None = None

@@ -75,6 +75,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter("actions_total", "Actions by direction and outcome; the sum is ticks_total.", "direction", "outcome"),
     _counter("gaps_total", "Readings that were missing, stale or not believed.", "source", "signal", "reason"),
     _counter("deletion_costs_total", "Deletion costs of pods that steps down needed changed.", "result"),
+    _counter("foreign_changes_total", "Changes of the target's replicas by somebody else.", "effect"),
     Family("tick_duration_seconds", HISTOGRAM, ("policy",), "From a tick's snapshot to its completed action."),
     Family("policy_reloads_total", COUNTER, ("result",), "Attempts to take up changed policy files."),
     Family("events_total", COUNTER, ("result",), "Kubernetes Events about the targets."),

@@ -16,6 +16,7 @@ from autoscaler.core.types import (
     Decision,
     Demand,
     Forecast,
+    ForeignChange,
     Gap,
     GapReason,
     Hold,
@@ -142,6 +143,12 @@ def _cost_fields(action: Action) -> list[str] | None:
         for one in costs[:MAX_COSTS]
     ]
     return [*shown, *([f"and {len(costs) - MAX_COSTS} more"] if len(costs) > MAX_COSTS else [])] or None
+
+
+def _change_fields(change: ForeignChange) -> dict[str, object]:
+    """Return who changed the replicas from what to what, whether that undid a write of ours, and when it was made."""
+    fields = {"by": change.by, "before": change.before, "after": change.after, "undid": change.undid}
+    return {**fields, **_given(written_at=change.written_at)}
 
 
 def decision_fields(snapshot: Snapshot, decision: Decision, outcome: Outcome, duration_s: float) -> dict[str, object]:
@@ -296,6 +303,9 @@ class Telemetry:
         if silent != memory.silent:
             memory.silent = silent
             (log.warning if silent else log.info)("no_data" if silent else "data_again", reason=str(decision.reason))
+        if decision.change is not None:
+            say = log.warning if decision.change.undid else log.info
+            say("replicas_changed", **_change_fields(decision.change))
         if lacking and memory.texts.is_news(("drain", lacking), snapshot.at):
             log.warning("unsafe_drain", detail=lacking)
         self._log_gaps(log, memory, snapshot)
@@ -454,6 +464,8 @@ class Telemetry:
         self._metrics.add("ticks_total", policy)
         self._metrics.add("decisions_total", policy, str(decision.reason))
         self._metrics.add("actions_total", policy, _direction(decision.action), str(outcome))
+        if decision.change is not None:
+            self._metrics.add("foreign_changes_total", policy, "undid" if decision.change.undid else "changed")
         for gap in (*snapshot.gaps, *_core_gaps(decision)):
             labels = (known(gap.source, SOURCES), known(gap.signal, SIGNALS), str(gap.reason))
             if labels not in memory.gap_series:

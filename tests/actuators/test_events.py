@@ -34,6 +34,7 @@ from autoscaler.core.types import (
     DeletionCost,
     Demand,
     Forecast,
+    ForeignChange,
     Gap,
     GapReason,
     Hold,
@@ -134,6 +135,33 @@ def test_an_action_that_failed_long_ago_is_said_again() -> None:
     assert notes_of(changes, 0.0, failing, Outcome.FAILED) == ["UpDemandFailed"]
     assert notes_of(changes, QUIET_S, a_decision()) == []
     assert notes_of(changes, QUIET_S + TICK_S, failing, Outcome.FAILED) == ["UpDemandFailed"]
+
+
+def test_c109_a_change_by_somebody_else_names_who_and_when() -> None:
+    change = ForeignChange(at=0.0, before=5, after=4, by="argocd-controller", undid=True)
+    (note,) = Changes(POLICY).notes(a_snapshot(), a_decision(change=change), Outcome.UNCHANGED, "")
+    assert (note.reason, note.warning) == ("ReplicasChanged", True)
+    assert note.message.startswith("argocd-controller changed our 5 to 4: steady; ")
+    edited = replace(change, by="kubectl-edit", undid=False, written_at=1_764_500_000.0)
+    (note,) = Changes(POLICY).notes(a_snapshot(), a_decision(change=edited), Outcome.UNCHANGED, "")
+    assert note.warning is False
+    assert note.message.startswith("kubectl-edit changed 5 to 4 at 2025-11-30T10:53:20Z: steady; ")
+
+
+def test_what_an_owner_changes_to_which_we_yield_is_not_told() -> None:
+    change = ForeignChange(at=0.0, before=5, after=4, by="kube-controller-manager")
+    owned = a_snapshot(target=replace(CHAT, other_owner="HorizontalPodAutoscaler/chat"))
+    notes = list(Changes(POLICY).notes(owned, a_decision(Reason.OTHER_OWNER, change=change), Outcome.UNCHANGED, ""))
+    assert [note.reason for note in notes] == ["OtherOwner"]
+
+
+def test_c109_a_conflict_names_the_other_manager() -> None:
+    held = a_decision(
+        Reason.WRITER_CONFLICT, unblocks=("held by writer_conflict: argocd-controller changed our 5 to 4",)
+    )
+    (note,) = Changes(POLICY).notes(a_snapshot(), held, Outcome.UNCHANGED, "")
+    assert (note.reason, note.warning) == ("WriterConflict", True)
+    assert "argocd-controller changed our 5 to 4" in note.message
 
 
 @pytest.mark.parametrize("reason", sorted(HELD), ids=str)

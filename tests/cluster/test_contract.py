@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autoscaler.actuators.deployment import FIELD_MANAGER, DeploymentActuator
 from autoscaler.actuators.deployment import RIGHTS as WRITES
+from autoscaler.actuators.deployment import DeploymentActuator
 from autoscaler.clock import SystemClock
 from autoscaler.core.policy import TargetRef
-from autoscaler.core.types import Outcome, PodPhase, ScaleReplicas, TargetStatus
+from autoscaler.core.types import FIELD_MANAGER, Outcome, PodPhase, ScaleReplicas, TargetStatus
 from autoscaler.errors import ActuationError, TargetError
 from autoscaler.sources.cluster import RIGHTS as READS
 from autoscaler.sources.cluster import ClusterCaches

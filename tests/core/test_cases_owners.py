@@ -1,10 +1,14 @@
 """Field failures of what others do to a Deployment, by the ids under which they were collected. Profile P0."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from autoscaler.core.types import Drain, Hold, Reason, ScaleReplicas
+from autoscaler.core.memory import essential, memory_from_plain, memory_of, memory_to_plain, recall
+from autoscaler.core.policy import ReplicaBounds
+from autoscaler.core.state import State
+from autoscaler.core.types import FIELD_MANAGER, Decision, Drain, ForeignChange, Hold, Reason, ScaleReplicas
 from tests.core.world import P0, START, World, loading
 
 TARGET = "uid-of-target"
@@ -51,6 +55,125 @@ class TestC101ProgressDeadlineExceeded:
         world.status = {"rollout": True}
         assert {decision.reason for decision in world.run(40)[21:]} == {Reason.ROLLOUT}
         assert not world.writes
+
+
+class TestC109SomeoneKeepsResettingReplicas:
+    """Others' changes are told and waited after; who undoes ours again and again is left alone for a while."""
+
+    def world(self) -> World:
+        world = World(P0, 2)
+        world.press(0.9, 0.9, 0.9)
+        world.status = {"scaled_by": "helm"}
+        return world
+
+    def tick(self, world: World) -> Decision:
+        """Decide and write, as the API server would note it down."""
+        decision = world.tick()
+        if isinstance(decision.action, ScaleReplicas):
+            world.status = {"scaled_by": FIELD_MANAGER}
+        return decision
+
+    def reset(self, world: World, replicas: int = 2, by: str = "argocd-controller") -> None:
+        """Let somebody else set the replicas."""
+        world.scale(replicas)
+        world.press(0.9, 0.9, 0.9)
+        world.status = {"scaled_by": by}
+
+    def fight(self, world: World, times: int) -> list[Decision]:
+        """Return the decisions while somebody undoes so many writes, at the tick after each."""
+        decisions = []
+        for _ in range(times):
+            while not isinstance((decision := self.tick(world)).action, ScaleReplicas):
+                decisions.append(decision)
+            decisions.append(decision)
+            self.reset(world)
+        return decisions
+
+    def test_each_change_is_told_and_starts_the_cooldown(self) -> None:
+        world = self.world()
+        self.fight(world, 1)
+        changed_at = world.at
+        decision = self.tick(world)
+        assert decision.change == ForeignChange(at=changed_at, before=4, after=2, by="argocd-controller", undid=True)
+        assert decision.reason is Reason.HELD_COOLDOWN
+        assert "argocd-controller changed our 4 to 2" in decision.proposal.steps[-1].detail
+        decisions = [self.tick(world) for _ in range(4)]
+        assert [decision.change for decision in decisions] == [None] * 4
+        assert world.writes[1:] == [(changed_at + 60.0, 2, 4)]
+
+    def test_after_the_third_it_stops_for_a_quarter_of_an_hour(self) -> None:
+        world = self.world()
+        self.fight(world, 3)
+        stopped_at = world.at
+        decisions = [self.tick(world) for _ in range(60)]
+        assert {decision.reason for decision in decisions} == {Reason.WRITER_CONFLICT}
+        assert len(world.writes) == 3
+        (words,) = decisions[0].unblocks
+        assert "3 writes of ours were undone within 600s" in words
+        assert "argocd-controller changed our 4 to 2" in words
+        assert "writing again in 900s" in words
+        self.tick(world)
+        assert world.writes[3:] == [(stopped_at + 900.0, 2, 4)]
+
+    def test_replicas_do_not_oscillate_at_our_pace(self) -> None:
+        world = self.world()
+        start = world.at
+        while world.at < start + 4 * 3600.0:
+            if isinstance(self.tick(world).action, ScaleReplicas):
+                self.reset(world)
+        assert len(world.writes) <= 3 * (4 * 3600 // 900)
+
+    def test_one_edit_by_a_person_is_the_new_base(self) -> None:
+        world = self.world()
+        self.tick(world)
+        self.reset(world, 6, by="kubectl-edit")
+        world.press(0.5, 0.5, 0.5)
+        decisions = [self.tick(world) for _ in range(20)]
+        assert decisions[0].change is not None
+        assert decisions[0].change.by == "kubectl-edit"
+        assert world.writes == [(START, 2, 4)]
+        assert world.replicas == 6
+
+    def test_neither_bounds_nor_an_emergency_pass_it(self) -> None:
+        world = self.world()
+        world.policy = replace(P0, replicas=ReplicaBounds(min=4, max=8))
+        self.fight(world, 3)
+        assert self.tick(world).reason is Reason.WRITER_CONFLICT
+        assert world.replicas == 2
+
+    def test_a_restart_forgets_nothing_of_it(self) -> None:
+        world = self.world()
+        self.fight(world, 2)
+        self.tick(world)
+        world.state = restarted(world)
+        self.fight(world, 1)
+        assert self.tick(world).reason is Reason.WRITER_CONFLICT
+        world.state = restarted(world)
+        assert self.tick(world).reason is Reason.WRITER_CONFLICT
+
+    def test_a_dry_run_undoes_nobody(self) -> None:
+        world = self.world()
+        for _ in range(60):
+            world.tick(apply=False)
+            self.reset(world, 3 if world.replicas == 2 else 2)
+        assert world.state.owners.conflict is None
+
+    def test_after_a_pause_the_edits_under_it_hold_nothing(self) -> None:
+        world = self.world()
+        self.tick(world)
+        self.reset(world)
+        world.status |= {"paused": "autoscaler/paused is set"}
+        assert self.tick(world).change is not None
+        del world.status["paused"]
+        assert self.tick(world).action == ScaleReplicas(seen=2, to=4, uid=TARGET)
+
+
+def restarted(world: World) -> State:
+    """Return what the next process knows."""
+    memory = memory_of(world.policy, world.state)
+    assert memory is not None
+    plain = json.loads(json.dumps(memory_to_plain(essential(memory)), allow_nan=False))
+    return recall(world.policy, State(), memory_from_plain(plain), world.at)
 
 
 class TestQuota:

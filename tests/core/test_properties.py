@@ -45,6 +45,7 @@ from autoscaler.core.policy import (
 )
 from autoscaler.core.state import State, absorb, advance
 from autoscaler.core.types import (
+    FIELD_MANAGER,
     Decision,
     Engines,
     Gpu,
@@ -121,7 +122,9 @@ class Fleet(World):
     def enter(self, phase: Phase) -> None:
         """Let a phase begin."""
         self.phase = phase
+        writer = self.status.get("scaled_by", "helm") if phase.by_hand is None else "kubectl"
         self.status = {
+            "scaled_by": writer,
             "other_owner": phase.owner,
             "rollout": phase.rollout,
             "rollout_unhealthy": phase.rollout and phase.crash,
@@ -231,6 +234,7 @@ class Fleet(World):
         if outcome is Outcome.APPLIED:
             self.writes.append((self.at, action.seen, action.to))
             self.scale(action.to)
+            self.status["scaled_by"] = FIELD_MANAGER
         elif outcome is Outcome.SIMULATED:
             outcome = result(DryRunActuator().apply(action))
         return outcome
@@ -403,9 +407,20 @@ class Book:
         self.policy = policy
         self.last_up = -math.inf
         self.last_down = -math.inf
+        self.last_foreign = -math.inf
+        self.replicas: int | None = None
+
+    def look(self, snapshot: Snapshot) -> None:
+        """Take note of what others did."""
+        target = snapshot.target
+        if self.replicas not in (None, target.current_replicas) and target.scaled_by != FIELD_MANAGER:
+            self.last_foreign = snapshot.at
+        self.replicas = target.current_replicas
 
     def check(self, snapshot: Snapshot, state: State, decision: Decision) -> None:
         """Assert all that holds of one decision."""
+        self.look(snapshot)
+        assert (decision.change is not None) == (self.last_foreign == snapshot.at)
         self.is_sound(decision)
         self.explains_itself(decision)
         if isinstance(decision.action, ScaleReplicas):
@@ -463,7 +478,7 @@ class Book:
         """No step inside a cooldown, but for urgent growth."""
         grows = action.to > action.seen
         cooldown = self.policy.up_cooldown_s if grows else self.policy.down_cooldown_s
-        since = decision.at - max(self.last_up, self.last_down)
+        since = decision.at - max(self.last_up, self.last_down, self.last_foreign)
         assert since >= cooldown or (grows and decision.proposal.urgent)
 
     def has_evidence(self, snapshot: Snapshot, state: State, decision: Decision, action: ScaleReplicas) -> None:
@@ -488,7 +503,9 @@ class Book:
     def note(self, decision: Decision, outcome: Outcome) -> None:
         """Take note of what was done."""
         if decision.reason in (Reason.OTHER_OWNER, Reason.SCALED_TO_ZERO):
-            self.last_up = self.last_down = -math.inf
+            self.last_up = self.last_down = self.last_foreign = -math.inf
+        if isinstance(decision.action, ScaleReplicas) and outcome is Outcome.APPLIED:
+            self.replicas = decision.action.to
         if isinstance(decision.action, ScaleReplicas) and outcome in (Outcome.APPLIED, Outcome.SIMULATED):
             if decision.action.to > decision.action.seen:
                 self.last_up = decision.at
