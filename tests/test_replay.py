@@ -17,7 +17,7 @@ from autoscaler.cli.replay import Session
 from autoscaler.core.decide import decide
 from autoscaler.core.memory import Memory
 from autoscaler.core.plain import to_plain
-from autoscaler.core.policy import Policy, ReplicaBounds, TargetRef
+from autoscaler.core.policy import Policy, ReplicaBounds, ScaleDown, TargetRef, Victims
 from autoscaler.core.signals import COLUMN
 from autoscaler.core.state import State
 from autoscaler.core.types import Decision, Hold, Outcome, ScaleReplicas, Snapshot
@@ -78,11 +78,13 @@ def sealed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_c127_replaying_equals_live_and_itself(tmp_path: Path, sealed: Callable[[], None]) -> None:
     path, live = tmp_path / "live.trace.gz", Decided()
     traffic = spike(3.0, Surge(at=10 * MINUTE, duration_s=10 * MINUTE, factor=4.0, ramp_s=2 * MINUTE))
-    policy = Policy(name="chat", target=REF, replicas=ReplicaBounds(min=1, max=6), interval_s=15.0)
+    gentle = ScaleDown(victims=Victims(order="emptiest"))
+    policy = Policy(name="chat", target=REF, replicas=ReplicaBounds(min=1, max=6), interval_s=15.0, scale_down=gentle)
     asyncio.run(record(path, chat_fleet(traffic, 50 * MINUTE), {"chat": policy}, 50 * MINUTE, reports=(live,)))
     assert len(live.lines) == 200
-    actions = [json.loads(line)[1]["action"]["kind"] for line in live.lines]
-    assert actions.count("scale_replicas") >= 5
+    actions = [json.loads(line)[1]["action"] for line in live.lines]
+    assert sum(action["kind"] == "scale_replicas" for action in actions) >= 5
+    assert any(action.get("costs") for action in actions)
     sealed()
     first, second = replayed(path), replayed(path)
     assert first == live.lines

@@ -98,7 +98,7 @@ def why(snapshot: Snapshot, decision: Decision) -> str:
     marked = [] if isinstance(decision.action, Hold) else [one for one in decision.action.costs if one.cost is not None]
     if marked:
         requests = sum(one.requests or 0.0 for one in marked)
-        words.append(f"{len(marked)} pods marked to go first, with {requests:g} requests")
+        words.append(f"marked {len(marked)} to go first, with {requests:g} requests")
     gaps = Counter(str(gap.reason) for gap in snapshot.gaps)
     if gaps:
         words.append("gaps " + ", ".join(f"{reason} x{count}" for reason, count in sorted(gaps.items())))

@@ -8,7 +8,9 @@ from autoscaler.errors import ActuationError
 from autoscaler.ports import Actuator, Clock
 
 WRITE_S = 6.0
-"""The longest that one write may take: the request, and reading whether it took effect where it got no answer."""
+"""The longest that one write may take: pods' marks before it, the request, and reading whether it took effect where it
+got no answer.
+"""
 
 FORBIDDEN_S = 300.0
 """A write that is forbidden stays so until somebody grants the right: each attempt in vain is one in an audit log."""

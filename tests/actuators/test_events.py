@@ -108,7 +108,7 @@ def test_a_step_down_says_how_many_pods_were_marked_and_what_they_held() -> None
     left_over = DeletionCost(pod="chat-x9", uid="u", cost=None, requests=50.0)
     down = ScaleReplicas(seen=4, to=2, costs=(*costs, left_over))
     (note,) = Changes(POLICY).notes(a_snapshot(), a_decision(Reason.DOWN_DEMAND, down), Outcome.APPLIED, "")
-    assert "; 2 pods marked to go first, with 4 requests" in note.message
+    assert "; marked 2 to go first, with 4 requests" in note.message
     assert "chat-x" not in note.message
     (note,) = Changes(POLICY).notes(a_snapshot(), a_decision(Reason.UP_DEMAND, UP), Outcome.APPLIED, "")
     assert "marked" not in note.message

@@ -26,6 +26,7 @@ from autoscaler.cli.main import run
 from autoscaler.cli.wiring import FirstTicks, Watchers, fingerprint, open_recorder, recordable
 from autoscaler.core.policy import PrometheusServer, Signals
 from autoscaler.core.types import Outcome, TargetStatus
+from autoscaler.core.victims import ANNOTATION
 from autoscaler.errors import TraceError
 from autoscaler.loop import Parts
 from autoscaler.policy_file import policy_from_plain, policy_to_plain
@@ -243,6 +244,30 @@ def test_c152_live_writes_what_a_dry_run_only_says(
     assert world.api.deployment["spec"]["replicas"] == replicas
     writes = [request.resource for request in world.api.requests if request.verb not in ("get", "list", "watch")]
     assert writes == (["deployments/scale", "events"] if outcome == "applied" else [])
+
+
+@pytest.mark.parametrize(
+    ("victims", "arguments", "written"),
+    [
+        pytest.param("emptiest", [], ["pods", "deployments/scale", "events"], id="live"),
+        pytest.param("emptiest", ["--dry-run"], [], id="dry-run"),
+        pytest.param("cluster", [], ["deployments/scale", "events"], id="left to the cluster"),
+    ],
+)
+def test_c112_pods_are_marked_only_where_the_policy_asks_for_it_and_never_in_a_dry_run(
+    victims: str, arguments: list[str], written: list[str], world: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for item in world.api.pods:  # both have been marked before, and only one goes
+        item["metadata"]["annotations"] = {ANNOTATION: "-1"}
+    policy = world.policy(replicas="{min: 1, max: 1}", more=f"  scaleDown: {{victims: {{order: {victims}}}}}\n")
+    assert invoke(world, str(policy), *arguments) == 0
+    (decision,) = events(capsys.readouterr().out, "decision")
+    assert (decision["action"], decision["desired_replicas"]) == ("scale_down", 1)
+    assert len(decision.get("deletion_costs", ())) == (victims == "emptiest")
+    writes = [request.resource for request in world.api.requests if request.verb not in ("get", "list", "watch")]
+    assert writes == written
+    marked = [item for item in world.api.pods if item["metadata"].pop("annotations")]
+    assert len(marked) == PODS - written.count("pods")
 
 
 def test_c152_a_policy_that_says_dry_run_writes_nothing_either(

@@ -117,7 +117,7 @@ async def test_c112_the_idle_pod_goes_and_no_other_is_touched(gentle: Site, pool
     assert writes[0].sent == {"metadata": {"uid": uid_of(a), "annotations": {ANNOTATION: "-1"}}}
     events = f"/api/v1/namespaces/{place.namespace}/events"
     (told,) = await place.api.items(events, fieldSelector="reason=DownScore")
-    assert "1 pods marked to go first, with 0 requests" in told["message"]
+    assert "marked 1 to go first, with 0 requests" in told["message"]
 
 
 async def test_c112_in_dry_run_no_pod_is_marked(gentle: Site, pool: Pool, tmp_path: Path) -> None:
