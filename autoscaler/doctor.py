@@ -1,7 +1,7 @@
 """What would stop a policy from working: from facts of its cluster to findings. `cli.doctor` gathers the facts."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -165,17 +165,22 @@ def judge_failure(reason: str, text: str) -> Finding:
     return problem("target", text, TARGET_REMEDIES.get(reason, "see the message"))
 
 
-def judge_target(policy: Policy, status: TargetStatus) -> Iterator[Finding]:
-    """Yield what the Deployment's size says."""
-    name, size, bounds = f"{status.namespace}/{status.name}", status.current_replicas, policy.replicas
+def judge_target(policy: Policy, status: TargetStatus, active: Collection[str] = ()) -> Iterator[Finding]:
+    """Yield what the Deployment's size says.
+
+    Args:
+        active: labels of the schedules that are active now.
+    """
+    name, size, bounds = f"{status.namespace}/{status.name}", status.current_replicas, policy.bounds(active)
+    by = f" by schedule {', '.join(bounds.by)}" if bounds.by else ""
     seen = f"{name}: {status.ready_replicas} of {size} replicas ready"
     if size == 0:
         yield warning("target", f"{name} is at 0 replicas, which means paused", "set at least 1 to begin")
     elif not bounds.min <= size <= bounds.max:
-        text = f"{seen}, outside {bounds.min} to {bounds.max}: the first action brings them inside"
+        text = f"{seen}, outside {bounds.min} to {bounds.max}{by}: the first action brings them inside"
         yield warning("target", text, "correct replicas.min and replicas.max if this is not meant")
     else:
-        yield ok("target", f"{seen}, {bounds.min} to {bounds.max} allowed")
+        yield ok("target", f"{seen}, {bounds.min} to {bounds.max} allowed{by}")
     if status.paused:
         yield warning("target", f"paused: {status.paused}", "remove or mend the annotation")
     elif status.pin is not None or status.direction is not Direction.BOTH:
@@ -400,9 +405,9 @@ def judge_room(policy: Policy, template: Json, nodes: Sequence[Json] | str) -> F
     remedy = "add nodes, or lower the bound; a cluster autoscaler may add them by itself"
     if pods < bounds.min * group:
         return problem(check, f"{seen}; replicas.min is {bounds.min}", remedy)
-    if pods < bounds.max * group:
-        return warning(check, f"{seen}; replicas.max is {bounds.max}", remedy)
-    return ok(check, f"{seen}; replicas.max is {bounds.max}")
+    most = policy.most_replicas
+    text = f"{seen}; {'replicas.max' if most == bounds.max else 'the highest max of a schedule'} is {most}"
+    return ok(check, text) if pods >= most * group else warning(check, text, remedy)
 
 
 def _gpus(container: Json) -> int:

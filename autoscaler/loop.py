@@ -14,6 +14,7 @@ from autoscaler.core.types import Action, Decision, Outcome, Snapshot, TargetSta
 from autoscaler.errors import ActuationError, PolicyError, Problem, TargetError
 from autoscaler.observe import Trouble, observe
 from autoscaler.ports import Actuator, Clock, Report, Source, Target
+from autoscaler.schedule import Calendar
 
 RELOAD_EVERY_S = 5.0
 RELOADER = "(reload)"
@@ -237,7 +238,14 @@ class Supervisor:
         attempts = 1 if self._once else None
         try:
             snapshots = observe(
-                policy.name, policy.interval_s, parts.target, parts.sources, self._clock, self._watcher, attempts
+                policy.name,
+                policy.interval_s,
+                parts.target,
+                parts.sources,
+                self._clock,
+                self._watcher,
+                attempts,
+                Calendar(policy.schedules).active,
             )
             _, state = self._memory.get(policy.name, (policy.target, State()))
             states = control(

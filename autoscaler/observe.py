@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,15 @@ MAX_PAUSE_S = 30.0
 API client keeps the whole pause, so that no piece ends in a request."""
 
 
+Active = Callable[[float], tuple[str, ...]]
+"""Returns the labels of the schedules that are active at a time."""
+
+
+def none_active(_at: float) -> tuple[str, ...]:
+    """Return no schedule: the policy has none."""
+    return ()
+
+
 class Trouble(Protocol):
     """Is told of ticks that failed, in whole or in part, and of ticks that came late."""
 
@@ -52,6 +61,7 @@ async def observe(
     clock: Clock,
     trouble: Trouble,
     attempts: int | None = None,
+    active: Active = none_active,
 ) -> AsyncGenerator[Snapshot]:
     """Yield one snapshot an interval, for ever or for so many attempts.
 
@@ -67,7 +77,7 @@ async def observe(
         snapshot: Snapshot | None = None
         pause_s = 0.0
         try:
-            snapshot = await take(policy, target, sources, clock, trouble)
+            snapshot = await take(policy, target, sources, clock, trouble, active)
         except TargetError as error:
             trouble.error(policy, "target", error)
             pause_s = min(MAX_PAUSE_S, error.retry_after_s or 0.0)
@@ -82,7 +92,14 @@ async def observe(
         number = max(number + 1, math.ceil((max(now, due + pause_s) - start) / interval_s - 1e-6))
 
 
-async def take(policy: str, target: Target, sources: Sequence[Source], clock: Clock, trouble: Trouble) -> Snapshot:
+async def take(
+    policy: str,
+    target: Target,
+    sources: Sequence[Source],
+    clock: Clock,
+    trouble: Trouble,
+    active: Active = none_active,
+) -> Snapshot:
     """Return a snapshot of now: the target first, then every source side by side.
 
     A source that cannot be read is a gap. So is one that dies of a bug; `trouble` hears of it. Raises TargetError.
@@ -97,7 +114,8 @@ async def take(policy: str, target: Target, sources: Sequence[Source], clock: Cl
                 trouble.error(policy, "bug", result)
             result = Reading(gaps=(_gap_of(source, result),))
         readings.append(result)
-    return merge(status, readings, round(clock.now(), 3))
+    at = round(clock.now(), 3)
+    return merge(status, readings, at, active(at))
 
 
 def _gap_of(source: Source, error: BaseException) -> Gap:
@@ -110,7 +128,7 @@ def _gap_of(source: Source, error: BaseException) -> Gap:
     return Gap(signal=WHOLE_PAGE, reason=GapReason.BUG, source=source.name, detail=type(error).__name__)
 
 
-def merge(status: TargetStatus, readings: Sequence[Reading], at: float) -> Snapshot:
+def merge(status: TargetStatus, readings: Sequence[Reading], at: float, schedules: tuple[str, ...] = ()) -> Snapshot:
     """Return the readings as one snapshot. Of two sources with one engine, or one signal, the fresher counts."""
     engines = [reading.engines for reading in readings if reading.engines is not None]
     samples: dict[str, Sample] = {}
@@ -134,6 +152,7 @@ def merge(status: TargetStatus, readings: Sequence[Reading], at: float) -> Snaps
         gpus=first_gpus if len(gpus) == len(first_gpus) else tuple(gpus.values()),
         samples=tuple(samples[name] for name in sorted(samples)),
         gaps=tuple(gaps),
+        schedules=schedules,
     )
 
 

@@ -3,8 +3,8 @@
 Open-loop: it shows what a policy decides on what was seen, not what would then have happened.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from autoscaler.core.decide import decide
 from autoscaler.core.memory import Memory, recall
@@ -23,10 +23,15 @@ class Replayed:
 
 
 class Replayer:
-    """Decides one target's recorded snapshots by one policy, in the order of time."""
+    """Decides one target's recorded snapshots by one policy, in the order of time.
 
-    def __init__(self, policy: Policy) -> None:
+    Args:
+        active: returns the policy's schedules that are active at a time; None takes what was recorded.
+    """
+
+    def __init__(self, policy: Policy, active: Callable[[float], tuple[str, ...]] | None = None) -> None:
         self.policy = policy
+        self._active = active
         self.state = State()
 
     def change_policy(self, policy: Policy) -> None:
@@ -45,6 +50,9 @@ class Replayer:
         Args:
             outcome: what became of the recorded decision; None takes what a dry-run would have made of the new one.
         """
+        schedules = snapshot.schedules if self._active is None else self._active(snapshot.at)
+        if schedules != snapshot.schedules:
+            snapshot = replace(snapshot, schedules=schedules)
         try:
             state = absorb(self.policy, self.state, snapshot)
             decision = decide(self.policy, state, snapshot)

@@ -75,7 +75,11 @@ def test_rooms_import_only_the_core_and_the_ports(file: Path) -> None:
     own = room("autoscaler." + ".".join(file.relative_to(PACKAGE).with_suffix("").parts))
     if own in ("cli", "core"):
         return
-    more = {"loop": {"observe"}, "testbed": {"sim"}}  # the test bed's pages have the simulator's buckets
+    more = {
+        "loop": {"observe", "schedule"},
+        "policy_file": {"schedule"},  # whether a cron expression is one
+        "testbed": {"sim"},  # the test bed's pages have the simulator's buckets
+    }
     allowed = {"core", "ports", "errors", "", own} | more.get(own, set())
     for module in imports(file):
         if module.split(".")[0] == "autoscaler":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoscaler.core.policy import Query, Signals, Slo, VllmSignals
+from autoscaler.core.policy import Query, Schedule, Signals, Slo, VllmSignals
 from autoscaler.core.signals import ENGINE_COLUMNS
 from autoscaler.core.state import NO_ENGINES
 from autoscaler.core.types import (
@@ -127,6 +127,12 @@ def test_target(target: TargetStatus, expected: list[str], words: str) -> None:
     findings = list(judge_target(P0, target))
     assert levels(findings) == expected
     assert words in findings[-1].text
+
+
+def test_the_bounds_of_a_target_are_those_that_hold_now() -> None:
+    night = Schedule(name="night", cron="0 1 * * *", duration_s=3600.0, max=1)
+    (finding,) = judge_target(replace(P0, schedules=(night,)), CHAT, ("night",))
+    assert "outside 1 to 1 by schedule night" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -392,6 +398,11 @@ def test_room(gpus: object, nodes: Any, expected: str, words: str) -> None:
 def test_a_replica_of_two_pods_takes_twice_the_room() -> None:
     grouped = replace(P0, target=replace(P0.target, pods_per_replica=2))
     assert judge_room(P0, a_template(gpus="1"), [a_node()]).level == "ok"
+    launch = Schedule(cron="0 0 1 9 *", duration_s=3600.0, max=40)
+    assert (
+        "the highest max of a schedule is 40"
+        in judge_room(replace(P0, schedules=(launch,)), a_template(gpus="1"), [a_node()]).text
+    )
     finding = judge_room(grouped, a_template(gpus="1"), [a_node()])
     assert (finding.level, "hold 4 replicas of 2" in finding.text) == ("warning", True)
 

@@ -23,6 +23,7 @@ from autoscaler.core.policy import (
     PrometheusServer,
     Query,
     ReplicaBounds,
+    Schedule,
     Signals,
     TargetRef,
     VllmSignals,
@@ -565,6 +566,16 @@ async def test_once_ends_though_a_task_died() -> None:
 # --- reload ---------------------------------------------------------------------------------------------------------
 
 RELOAD_S = RELOAD_EVERY_S + 1.0
+
+
+async def test_the_bounds_of_a_schedule_hold_from_its_minute_on() -> None:
+    noon = Schedule(name="noon", cron="0 11 * * *", duration_s=120.0, min=6)
+    async with running(named("a", schedules=(noon,))) as run:
+        run.targets["a"].world.press(memory=0.5, backlog=0.5, latency=0.5)
+        await run.go(600.0)
+        active = [round(tick.snapshot.at - START) for tick in run.watch.ticks if tick.snapshot.schedules]
+        assert active == list(range(405, 520, 15))
+        assert [(write.seen, write.to) for write in run.targets["a"].writes] == [(2, 6)]
 
 
 async def test_a_changed_policy_takes_over_with_the_targets_memory() -> None:

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from autoscaler.core.policy import Forecaster, Policy, ReplicaBounds, Sizing, Slo, TargetRef
+from autoscaler.core.policy import Forecaster, Policy, ReplicaBounds, Schedule, Sizing, Slo, TargetRef
 from autoscaler.core.signals import TARGET_SIGNALS
 from autoscaler.policy_file import json_schema, load_policies, policy_from_plain, policy_to_plain, shipped_policies
 
@@ -49,6 +50,7 @@ def test_the_shipped_policies_load_together() -> None:
         "cost-first",
         "prefill-heavy",
         "long-context",
+        "scheduled",
         "seed-weighted",
         "seed-scale-score",
         "demo",
@@ -100,6 +102,15 @@ def test_seed_scale_score_is_the_rule() -> None:
     assert backlog.weights == (0.40, 0.35, 0.25)
     assert (backlog.waiting_total, backlog.pending_pods, backlog.wait_s) == (200.0, 50.0, 5.0)
     assert backlog.waiting_per_replica is None
+
+
+def test_scheduled_moves_bounds_and_nothing_else() -> None:
+    policy = loaded("scheduled")
+    default = Policy(name="scheduled", target=policy.target, replicas=policy.replicas)
+    assert replace(policy, schedules=()) == default
+    assert policy.schedules[0] == Schedule(
+        name="office-hours", cron="0 8 * * 1-5", timezone="Asia/Shanghai", duration_s=43200.0, lead_s=600.0, min=12
+    )
 
 
 def test_p0_is_the_profile_of_the_cases() -> None:

@@ -370,8 +370,18 @@ def test_c078_a_down_threshold_that_would_rebound_is_a_warning() -> None:
     assert "from 2 replicas a step down projects to 0.90 >= 0.7" in warning.message
 
 
+def test_schedules_that_contradict_each_other_are_a_warning() -> None:
+    day = "{name: day, cron: 0 8 * * 1-5, duration: 12h, min: 6}"
+    night = "{name: night, cron: 0 %d * * *, duration: 12h, max: 4}"
+    assert parse_policies(document(f"schedules: [{day}, {night % 20}]"), "chat.yaml").warnings == ()
+    (warning,) = parse_policies(document(f"schedules: [{day}, {night % 21}]"), "chat.yaml").warnings
+    assert warning.key == "spec.schedules[0].min"
+    assert warning.message == "is above the max of night (4), which wins while both are active"
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
+SCHEDULE = "schedules: [{cron: 0 8 * * *, %s}]"
 SERVER = "signals: {prometheus: {main: {url: 'http://prom'%s}}}"
 BAD = [
     pytest.param("maxReplicas: 3", "spec.maxReplicas", "unknown key; did you mean", id="near key elsewhere"),
@@ -456,11 +466,60 @@ BAD = [
         "letters",
         id="name",
     ),
+    pytest.param("schedules: [{}]", "spec.schedules[0].cron", "is required (minute, hour", id="no cron"),
+    pytest.param(SCHEDULE % "min: 2", "spec.schedules[0].duration", "is required (how long", id="no duration"),
+    pytest.param(SCHEDULE % "duration: 0s, min: 2", "spec.schedules[0].duration", "above 0s and at most 7d", id="0s"),
+    pytest.param(SCHEDULE % "duration: 8d, min: 2", "spec.schedules[0].duration", "above 0s and at most 7d", id="8d"),
+    pytest.param(SCHEDULE % "duration: 1h, min: 2, lead: 2d", "spec.schedules[0].lead", "at most 1d", id="lead"),
+    pytest.param(
+        SCHEDULE % "duration: 1h", "spec.schedules[0]", "moves nothing: give min, max or both", id="no bounds"
+    ),
+    pytest.param(
+        SCHEDULE % "duration: 1h, min: 4, max: 3",
+        "spec.schedules[0].min",
+        "must not be above its max (3)",
+        id="min>max",
+    ),
+    pytest.param(
+        SCHEDULE % "duration: 1h, min: 9",
+        "spec.schedules[0].min",
+        "must not be above replicas.max (8); give the schedule a max as well",
+        id="min above replicas.max",
+    ),
+    pytest.param(SCHEDULE % "duration: 1h, min: -1", "spec.schedules[0].min", "not be negative", id="min below 0"),
+    pytest.param(SCHEDULE % "duration: 1h, max: 0", "spec.schedules[0].max", "must be at least 1", id="max 0"),
+    pytest.param(
+        SCHEDULE % "duration: 1h, min: 2, timezone: Asia/Shangai",
+        "spec.schedules[0].timezone",
+        "no time zone of the IANA database; did you mean Asia/Shanghai?",
+        id="time zone",
+    ),
+    pytest.param(
+        "schedules: [{cron: 0 8 * * FREITAG, duration: 1h, min: 2}]",
+        "spec.schedules[0].cron",
+        "is no cron expression (bad day-of-week)",
+        id="cron",
+    ),
+    pytest.param("schedules: [{cron: 8, duration: 1h, min: 2}]", "spec.schedules[0].cron", "must be text", id="cron 8"),
+    pytest.param(
+        "schedules:\n- {cron: 0 8 * * *, duration: 1h, min: 2}\n- {cron: 0 8 * * *, duration: 2h, min: 3}",
+        "spec.schedules[1].name",
+        "0 8 * * * UTC is there already: give each its own name",
+        id="two without a name",
+    ),
     pytest.param("dryRun: 1\ndryRun: 0", "spec.dryRun", "is given twice, again in line 8", id="twice"),
     pytest.param("cooldown: !seconds 5", "spec.cooldown", "unknown YAML tag, '!seconds'", id="tag"),
     pytest.param('cooldown: "\\ud800"', "spec.cooldown", "half of an escaped character", id="surrogate"),
     pytest.param("cooldown: !!int five", "spec.cooldown", "its YAML tag int", id="wrong tag"),
 ]
+
+
+def test_a_schedules_max_below_replicas_min_is_a_contradiction() -> None:
+    text = document(SCHEDULE % "duration: 1h, max: 2")
+    assert one(text).schedules[0].max == 2
+    problem = only(text.replace("min: 1", "min: 3"))
+    assert problem.key == "spec.schedules[0].max"
+    assert problem.message == "must not be below replicas.min (3); give the schedule a min as well"
 
 
 @pytest.mark.parametrize(("spec", "key", "message"), BAD)

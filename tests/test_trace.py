@@ -100,7 +100,7 @@ def comparable(snapshot: Snapshot) -> object:
         (name, [(part.bounds, part.rows.tolist(), bits(part.counts)) for part in parts])
         for name, parts in snapshot.engines.histograms.items()
     ]
-    rest = repr((snapshot.at, snapshot.target, snapshot.gpus, snapshot.samples, snapshot.gaps))
+    rest = repr((snapshot.at, snapshot.target, snapshot.gpus, snapshot.samples, snapshot.gaps, snapshot.schedules))
     return rest, snapshot.engines.keys, bits(snapshot.engines.values), histograms
 
 
@@ -176,6 +176,7 @@ SNAPSHOTS = st.builds(
     gpus=st.lists(GPUS, max_size=2).map(tuple),
     samples=st.lists(SAMPLES, max_size=2).map(tuple),
     gaps=st.lists(GAPS, max_size=2).map(tuple),
+    schedules=st.lists(NAMES, max_size=2, unique=True).map(tuple),
 )
 
 

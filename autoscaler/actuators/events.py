@@ -91,6 +91,8 @@ def why(snapshot: Snapshot, decision: Decision) -> str:
         words.append(f"demand {demand.value:.2f} {demand.binds}".rstrip())
     if forecast.top is not None:
         words.append(f"forecast {forecast.top:.2f} in {forecast.horizon_s:.0f} s")
+    if decision.bounds is not None:
+        words.append(str(decision.bounds))
     words += [
         f"{step.rule} {step.before} to {step.after}" + (f" ({step.detail})" if step.detail else "")
         for step in decision.proposal.steps

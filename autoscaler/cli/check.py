@@ -23,6 +23,8 @@ def command(policies: tuple[Path, ...], schema: bool) -> int:
         click.echo(f"{click.style('warning', fg='yellow')}: {problem}", err=True)
     for name, policy in loaded.policies.items():
         bounds = f"{policy.replicas.min} to {policy.replicas.max} replicas"
+        if policy.schedules:
+            bounds += f", {len(policy.schedules)} schedules"
         where = f"{policy.target.namespace}/{policy.target.deployment}"
         click.echo(f"{click.style('ok', fg='green')}: {name}: {where}, {bounds}, every {policy.interval_s:g}s")
     return 0

@@ -49,6 +49,7 @@ from autoscaler.errors import TargetError
 from autoscaler.loop import Parts
 from autoscaler.observe import take
 from autoscaler.policy_file import Loaded, load_policies
+from autoscaler.schedule import Calendar
 from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import RIGHTS as READS
 from autoscaler.sources.deployment import DeploymentTarget
@@ -136,7 +137,9 @@ async def _examine(policy: Policy, caches: ClusterCaches, clock: SystemClock, *,
     parts = live_parts(policy, caches, clock, dry_run=True)  # an actuator that has nothing to write with
     troubles = Troubles()
     try:
-        snapshot = await take(policy.name, parts.target, parts.sources, clock, troubles)
+        snapshot = await take(
+            policy.name, parts.target, parts.sources, clock, troubles, Calendar(policy.schedules).active
+        )
     except TargetError as error:
         findings.append(judge_failure(error.reason, redact(str(error))))
     else:
@@ -188,7 +191,11 @@ def _judge_snapshot(policy: Policy, parts: Parts, snapshot: Snapshot) -> list[Fi
     """Return what one snapshot shows, and what would be decided on it."""
     signals, status = policy.signals, snapshot.target
     hpa_visible = parts.target.hpa_visible if isinstance(parts.target, DeploymentTarget) else None
-    found = [*judge_target(policy, status), judge_owners(status, hpa_visible), judge_batching(policy, status)]
+    found = [
+        *judge_target(policy, status, snapshot.schedules),
+        judge_owners(status, hpa_visible),
+        judge_batching(policy, status),
+    ]
     if signals.vllm is not None:
         found.append(judge_pages(signals.vllm, snapshot))
         engines = [source for source in parts.sources if isinstance(source, VllmSource)]

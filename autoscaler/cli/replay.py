@@ -17,6 +17,7 @@ from autoscaler.core.types import Decision, Hold
 from autoscaler.errors import AutoscalerError, PolicyError
 from autoscaler.policy_file import load_policies, policy_from_plain
 from autoscaler.replay import Replayed, Replayer, Summary, choose_policy, differs, first_difference
+from autoscaler.schedule import Calendar
 from autoscaler.trace import MemoryLine, PolicyLine, TickLine, TraceReader, read_trace
 
 MAX_ROWS = 200
@@ -142,7 +143,8 @@ class Session:
         if policy is None:
             names = ", ".join(sorted(policies)) or "none"
             raise AutoscalerError(f"no policy for the recorded {line.policy} of {'/'.join(target)} (there is: {names})")
-        known[line.policy] = Replayer(policy)
+        # The recording says what was active by the policies in it, and nothing of others.
+        known[line.policy] = Replayer(policy, Calendar(policy.schedules).active if policies else None)
         return known[line.policy]
 
     def _compare(self, line: TickLine, replayed: Replayed) -> None:

@@ -159,7 +159,7 @@ def _why(decision: Decision) -> str:
 
 
 def _replicas(ready: int, ordered: int, policy: Policy) -> Text:
-    room = max(0, policy.replicas.max - max(ready, ordered))
+    room = max(0, policy.most_replicas - max(ready, ordered))
     text = Text("█ " * min(ready, ordered), style="green")
     text.append("▒ " * max(0, ordered - ready), style="yellow")
     text.append("· " * room, style="dim")

@@ -85,7 +85,7 @@ def live_sources(policy: Policy, clock: Clock) -> tuple[Source, ...]:
     elif signals.vllm is not None:
         from autoscaler.sources.vllm import VllmSource
 
-        pods = policy.replicas.max * policy.target.pods_per_replica
+        pods = policy.most_replicas * policy.target.pods_per_replica
         spread_s = min(MAX_SPREAD_SHARE * policy.interval_s, SCRAPE_EVERY_S * pods)
         sources.append(VllmSource(signals.vllm, clock, spread_s=spread_s))
     if signals.dcgm is not None and signals.dcgm.prometheus is not None:

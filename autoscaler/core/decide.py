@@ -10,6 +10,7 @@ from autoscaler.core.score import score_snapshot
 from autoscaler.core.state import State, down_window_s, evidence_of
 from autoscaler.core.types import (
     Action,
+    Bounds,
     Decision,
     Demand,
     Forecast,
@@ -60,6 +61,7 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
         action=choose_action(policy, state, snapshot, proposal),
         unblocks=unblocks(tick, proposal),
         change=change if change is not None and change.at == snapshot.at else None,
+        bounds=tick.bounds if snapshot.schedules else None,
     )
 
 
@@ -100,20 +102,21 @@ def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:
         words = _who_holds(tick, proposal.reason)
         return (f"held by {proposal.reason}" + (f": {words}" if words else ""),)
     lines = []
+    bounds = tick.bounds
     stopped = {step.rule: step.detail for step in proposal.steps if step.after == proposal.current}
     wished = proposal.wished if proposal.wished is not None else proposal.current
     if wished > proposal.current and stopped:
         rule, detail = next(iter(stopped.items()))
         lines.append(f"up to {wished}: waits for {rule}" + (f" ({detail})" if detail else ""))
-    elif proposal.current >= tick.policy.replicas.max:
-        lines.append(f"up: at max {tick.policy.replicas.max}")
+    elif proposal.current >= bounds.max:
+        lines.append(f"up: at max {bounds.max}{_by(bounds)}")
     else:
         lines.append(f"up: {_missing_for_up(tick)}")
     if wished < proposal.current and stopped:
         rule, detail = next(iter(stopped.items()))
         lines.append(f"down: waits for {rule}" + (f" ({detail})" if detail else ""))
-    elif proposal.current <= tick.policy.replicas.min:
-        lines.append(f"down: at min {tick.policy.replicas.min}")
+    elif proposal.current <= bounds.min:
+        lines.append(f"down: at min {bounds.min}{_by(bounds)}")
     else:
         lines.append(f"down: {_missing_for_down(tick)}")
     return tuple(lines)
@@ -129,6 +132,10 @@ def _who_holds(tick: Tick, reason: Reason) -> str:
     return {Reason.PAUSED: tick.snapshot.target.paused, Reason.OTHER_OWNER: tick.snapshot.target.other_owner}.get(
         reason, ""
     )
+
+
+def _by(bounds: Bounds) -> str:
+    return f" by schedule {', '.join(bounds.by)}" if bounds.by else ""
 
 
 def _missing_for_up(tick: Tick) -> str:

@@ -16,6 +16,7 @@ What a difference leaves out is as it was in the snapshot before. Its keys:
     gpus          all fields of all devices
     gpu_readings  by field name one value a device, where the devices are the same
     samples, gaps all fields of all of them
+    schedules     labels of the active ones
 
 Runs of whole numbers are text ("5 -1 0"): numpy reads it four times faster than a list out of JSON.
 """
@@ -125,6 +126,7 @@ class Known:
     gpus: tuple[Gpu, ...] = ()
     samples: tuple[Sample, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    schedules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.values = np.zeros((0, len(self.columns)))
@@ -162,6 +164,7 @@ def encode(known: Known, snapshot: Snapshot) -> _Difference:
     _write_gpus(known, snapshot.gpus, line)
     known.samples = _write_all("samples", known.samples, snapshot.samples, line)
     known.gaps = _write_all("gaps", known.gaps, snapshot.gaps, line)
+    known.schedules = _write_all("schedules", known.schedules, snapshot.schedules, line)
     return line
 
 
@@ -180,6 +183,7 @@ def decode(known: Known, line: _Difference) -> Snapshot:
             gpus=_read_gpus(known, line),
             samples=_read_samples(known, line),
             gaps=_read_gaps(known, line),
+            schedules=_read_schedules(known, line),
         )
     except _DAMAGE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -421,6 +425,12 @@ def _read_gaps(known: Known, line: _Difference) -> tuple[Gap, ...]:
     if "gaps" in line:
         known.gaps = tuple(Gap(**_convert(Gap, gap)) for gap in line["gaps"])
     return known.gaps
+
+
+def _read_schedules(known: Known, line: _Difference) -> tuple[str, ...]:
+    if "schedules" in line:
+        known.schedules = tuple(map(str, line["schedules"]))
+    return known.schedules
 
 
 # Numbers and fields

@@ -8,7 +8,18 @@ from autoscaler.core.facts import Facts
 from autoscaler.core.owners import standing_down_s
 from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
 from autoscaler.core.state import State, down_window_s, growing_s
-from autoscaler.core.types import Demand, Direction, Forecast, GapReason, Proposal, Reason, Score, Snapshot, Step
+from autoscaler.core.types import (
+    Bounds,
+    Demand,
+    Direction,
+    Forecast,
+    GapReason,
+    Proposal,
+    Reason,
+    Score,
+    Snapshot,
+    Step,
+)
 from autoscaler.core.window import SUMS
 
 MEMORY_BRAKE = 0.5
@@ -36,6 +47,11 @@ class Tick:
     def current(self) -> int:
         """`spec.replicas`, the base of every change."""
         return self.snapshot.target.current_replicas
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds that hold now."""
+        return self.policy.bounds(self.snapshot.schedules)
 
 
 Guard = Callable[[Tick, Proposal], Proposal]
@@ -229,7 +245,7 @@ def check_rebound(tick: Tick, proposal: Proposal) -> Proposal:
     if proposal.replicas >= current or score is None:
         return proposal
     step, threshold = tick.policy.scale_down.max_step, tick.policy.scale_up.threshold
-    after = max(proposal.replicas, tick.policy.replicas.min, 0 if step is None else current - step)
+    after = max(proposal.replicas, tick.bounds.min, 0 if step is None else current - step)
     projected = score * current / after if after else math.inf
     if after >= current or projected < threshold:
         return proposal
@@ -408,12 +424,13 @@ def blow_fuse(tick: Tick, proposal: Proposal) -> Proposal:
 
 def keep_bounds(tick: Tick, proposal: Proposal) -> Proposal:
     """Pull the count between min and max. Last, so that nothing overrules it."""
-    low, high = tick.policy.replicas.min, tick.policy.replicas.max
+    bounds = tick.bounds
+    low, high = bounds.min, bounds.max
     bounded = min(max(proposal.replicas, low), high)
     if bounded == proposal.replicas:
         return proposal
     rule = Reason.LIMITED_MAX if bounded == high and proposal.replicas > high else Reason.LIMITED_MIN
-    step = Step(rule=rule, before=proposal.replicas, after=bounded, detail=f"min {low}, max {high}")
+    step = Step(rule=rule, before=proposal.replicas, after=bounded, detail=str(bounds))
     reason = proposal.reason
     if bounded == proposal.current:
         reason = rule

@@ -6,12 +6,13 @@ reference of all keys from the docstrings here.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
 from autoscaler.core.signals import TARGET_SIGNAL
+from autoscaler.core.types import Bounds
 
 Complaint = tuple[str, object, str]
 """A broken invariant: dotted field path inside the policy, its value, and what would be right."""
@@ -39,12 +40,40 @@ class ReplicaBounds:
     """How few and how many replicas there may be.
 
     Args:
-        max: never more; nothing overrules it.
+        max: never more; nothing but a schedule's own `max` overrules it.
         min: never fewer; the same as `max` pins the size.
     """
 
     max: int
     min: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A window of time in which other bounds hold; one begins at every match of its cron expression.
+
+    Args:
+        cron: minute, hour, day of month, month, day of week, e.g. `0 8 * * 1-5`.
+        duration_s: how long a window lasts, in elapsed time whatever the clocks show; at most 7 days.
+        timezone: of the cron expression, e.g. `Europe/Berlin`, with its changes to and from daylight saving time.
+        min: instead of `replicas.min` meanwhile; null leaves it as it is.
+        max: instead of `replicas.max` meanwhile; null leaves it as it is.
+        lead_s: a window begins this much before the match: the time that a model takes to load.
+        name: of the schedule in decisions; "" takes cron expression and time zone.
+    """
+
+    cron: str
+    duration_s: float
+    timezone: str = "UTC"
+    min: int | None = None
+    max: int | None = None
+    lead_s: float = 0.0
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """What decisions call it; different for each schedule of a policy."""
+        return self.name or f"{self.cron} {self.timezone}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -613,6 +642,8 @@ class Policy:
         evidence: how much must be known.
         health: what freezes steps when the last one went wrong.
         owners: when to stop writing against another writer of the replicas.
+        schedules: windows of time in which other bounds hold. Of several at once the largest `min` and the smallest
+            `max` count, and `max` more than `min`.
     """
 
     name: str
@@ -634,6 +665,19 @@ class Policy:
     evidence: Evidence = field(default_factory=Evidence)
     health: HealthFuse = field(default_factory=HealthFuse)
     owners: OwnersPolicy = field(default_factory=OwnersPolicy)
+    schedules: tuple[Schedule, ...] = ()
+
+    def bounds(self, active: Collection[str] = ()) -> Bounds:
+        """Return the bounds that hold while these schedules, by their labels, are active."""
+        open_now = [schedule for schedule in self.schedules if schedule.label in active]
+        high = min((one.max for one in open_now if one.max is not None), default=self.replicas.max)
+        low = max((one.min for one in open_now if one.min is not None), default=self.replicas.min)
+        return Bounds(min=min(low, high), max=high, by=tuple(one.label for one in open_now))
+
+    @property
+    def most_replicas(self) -> int:
+        """The largest size that any schedule allows."""
+        return max((self.replicas.max, *(one.max or 0 for one in self.schedules)))
 
     @property
     def up_cooldown_s(self) -> float:
@@ -645,6 +689,8 @@ class Policy:
         """Seconds after any action before a down."""
         return self.cooldown_s if self.scale_down.cooldown_s is None else self.scale_down.cooldown_s
 
+
+MAX_DURATION_S, MAX_LEAD_S = 7 * 86400.0, 86400.0
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -759,6 +805,7 @@ def complaints(policy: Policy) -> Iterator[Complaint]:
     yield from _score_complaints(policy)
     yield from _speed_complaints(policy)
     yield from _prediction_complaints(policy)
+    yield from _schedule_complaints(policy)
 
 
 def warnings(policy: Policy) -> Iterator[Complaint]:
@@ -970,6 +1017,37 @@ def _prediction_complaints(policy: Policy) -> Iterator[Complaint]:
     if prediction.error_min > prediction.error_samples:
         advice = f"must not be above prediction.errorSamples ({prediction.error_samples})"
         yield "prediction.error_min", prediction.error_min, advice
+
+
+def _schedule_complaints(policy: Policy) -> Iterator[Complaint]:
+    """Complain about all but the cron expression and the time zone, which a library reads at the edge."""
+    seen: set[str] = set()
+    for index, schedule in enumerate(policy.schedules):
+        path = f"schedules[{index}]"
+        if schedule.label in seen:
+            yield f"{path}.name", schedule.name or None, f"{schedule.label} is there already: give each its own name"
+        seen.add(schedule.label)
+        if not 0.0 < schedule.duration_s <= MAX_DURATION_S:
+            yield f"{path}.duration_s", schedule.duration_s, "must be above 0s and at most 7d"
+        if not 0.0 <= schedule.lead_s <= MAX_LEAD_S:
+            yield f"{path}.lead_s", schedule.lead_s, "must be at most 1d"
+        yield from _moved_bounds_complaints(path, schedule, policy.replicas)
+
+
+def _moved_bounds_complaints(path: str, schedule: Schedule, own: ReplicaBounds) -> Iterator[Complaint]:
+    low, high = schedule.min, schedule.max
+    if low is None and high is None:
+        yield path, None, "moves nothing: give min, max or both"
+    elif low is not None and low < 0:
+        yield f"{path}.min", low, "must not be negative"
+    elif high is not None and high < 1:
+        yield f"{path}.max", high, "must be at least 1"
+    elif low is not None and high is not None and low > high:
+        yield f"{path}.min", low, f"must not be above its max ({high})"
+    elif low is not None and high is None and low > own.max:
+        yield f"{path}.min", low, f"must not be above replicas.max ({own.max}); give the schedule a max as well"
+    elif high is not None and low is None and high < own.min:
+        yield f"{path}.max", high, f"must not be below replicas.min ({own.min}); give the schedule a min as well"
 
 
 _STRING = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|`[^`]*`")

@@ -337,7 +337,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """All that is known of one target at `at` (epoch seconds, whole milliseconds)."""
+    """All that is known of one target at `at` (epoch seconds, whole milliseconds).
+
+    Args:
+        schedules: labels of the policy's schedules that are active at `at`.
+    """
 
     at: float
     target: TargetStatus
@@ -345,6 +349,7 @@ class Snapshot:
     gpus: tuple[Gpu, ...] = ()
     samples: tuple[Sample, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    schedules: tuple[str, ...] = ()
 
 
 class Reason(StrEnum):
@@ -530,6 +535,18 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The bounds that hold at a moment, and the labels of the schedules that move them."""
+
+    min: int
+    max: int
+    by: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"min {self.min}, max {self.max}" + (f" by schedule {', '.join(self.by)}" if self.by else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One rule's effect on a proposal: the count before and after, and the rule's own words."""
 
@@ -655,6 +672,7 @@ class Decision:
         action: what to do.
         unblocks: what would have to change for the next action, one line a direction; "why not now".
         change: what somebody else did to the replicas since the last tick.
+        bounds: those that hold while a schedule moves them; None where they are the policy's own.
     """
 
     at: float
@@ -667,3 +685,4 @@ class Decision:
     action: Action
     unblocks: tuple[str, ...] = ()
     change: ForeignChange | None = None
+    bounds: Bounds | None = None

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -32,6 +33,7 @@ from autoscaler.policy_file.spelling import (
     type_at,
 )
 from autoscaler.policy_file.tree import Loc, Tree, TreeError, read_trees
+from autoscaler.schedule import overlap_warnings, schedule_complaints
 
 _SUFFIXES = (".yaml", ".yml")
 _MAX_BYTES = 256 * 1024
@@ -197,9 +199,11 @@ def _examined(tree: Tree, file: str) -> _Found:
     broken = frozenset(loc for loc, _ in mistakes)
     policy = policy or _policy_despite(raw, errors)
     if policy is not None:
-        located = _located(complaints(policy))
+        located = _located(chain(complaints(policy), schedule_complaints(policy)))
         mistakes += [(loc, message) for loc, message in located if not _touches(broken, loc, message)]
-    advice = list(_located(warnings(policy))) if policy is not None and not mistakes else []
+    advice = (
+        list(_located(chain(warnings(policy), overlap_warnings(policy)))) if policy is not None and not mistakes else []
+    )
     return _Found(
         file=file,
         tree=tree,

@@ -218,7 +218,7 @@ def chart_data(
             "ttft": policy.slo.ttft.seconds if policy.slo.ttft is not None else None,
             "itl": policy.slo.itl.seconds if policy.slo.itl is not None else None,
         },
-        "max": policy.replicas.max,
+        "max": policy.most_replicas,
     }
 
 

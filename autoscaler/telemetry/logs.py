@@ -154,6 +154,8 @@ def _compact(_logger: object, _method: str, event: EventDict) -> EventDict:
         shown.append(f"forecast {_number(forecast['top'])} in {forecast['horizon_s']:.0f}s")
     if event["mode"] != "normal":
         shown.append(f"mode {event['mode']}")
+    if event.get("bounds"):
+        shown.append(event["bounds"])
     if event["steps"]:
         shown.append("steps " + ", ".join(event["steps"]))
     if event["gaps"]:

@@ -13,6 +13,7 @@ from autoscaler import __version__
 from autoscaler.core.policy import Policy
 from autoscaler.core.types import (
     Action,
+    Bounds,
     Decision,
     Demand,
     Forecast,
@@ -171,6 +172,7 @@ def decision_fields(snapshot: Snapshot, decision: Decision, outcome: Outcome, du
         ],
         "gaps": _gap_fields(snapshot.gaps),
         "unblocks": list(decision.unblocks),
+        **_given(bounds=None if decision.bounds is None else str(decision.bounds)),
         "outcome": str(outcome),
         "duration_s": _short(duration_s),
         **_given(deletion_costs=_cost_fields(decision.action)),
@@ -215,6 +217,7 @@ class _Memory:
     Args:
         quiet_s: a condition that did not hold for this long has ended.
         drain_s: how long requests may take to end; None where the policy does not say.
+        bounds: the policy's own, without schedules.
         at: of the last tick. `scored_at`: of the last one with a score, or of the first.
         silent: the `no_data` gauge is 1. `forbidden`: the `write_forbidden` gauge is.
         gap_series: label sets in use, see MAX_GAP_SERIES.
@@ -224,6 +227,7 @@ class _Memory:
     alert_after_s: float = 300.0
     drain_s: float | None = None
     dry_run: bool = False
+    bounds: Bounds | None = None
     at: float = 0.0
     scored_at: float | None = None
     silent: bool = False
@@ -267,6 +271,7 @@ class Telemetry:
         memory.alert_after_s = policy.evidence.alert_after_s
         memory.drain_s = policy.scale_down.drain_s
         memory.dry_run = dry_run or policy.dry_run
+        memory.bounds = policy.bounds()
         with self._metrics.lock:
             self._metrics.set("min_replicas", name, policy.replicas.min)
             self._metrics.set("max_replicas", name, policy.replicas.max)
@@ -294,6 +299,7 @@ class Telemetry:
         with self._metrics.lock:
             self._show(policy, snapshot, decision)
             self._metrics.set("unsafe_drain", policy, None if lacking is None else float(bool(lacking)))
+            self._show_bounds(policy, decision.bounds or memory.bounds)
             self._count(policy, memory, snapshot, decision, outcome)
             self._metrics.observe(policy, duration_s)
             self._metrics.set("no_data", policy, float(silent))
@@ -459,6 +465,12 @@ class Telemetry:
             self._metrics.set("score_part", policy, parts.get(name), name)
         for name, term in (("itl", demand.itl), ("kv", demand.kv), ("sequences", demand.sequences)):
             self._metrics.set("demand_replicas", policy, term, name)
+
+    def _show_bounds(self, policy: str, bounds: Bounds | None) -> None:
+        """Set the gauges of the bounds that hold; of a policy that was never loaded they are not known."""
+        if bounds is not None:
+            self._metrics.set("min_replicas", policy, bounds.min)
+            self._metrics.set("max_replicas", policy, bounds.max)
 
     def _count(self, policy: str, memory: _Memory, snapshot: Snapshot, decision: Decision, outcome: Outcome) -> None:
         self._metrics.add("ticks_total", policy)

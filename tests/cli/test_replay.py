@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 import autoscaler.replay
+import autoscaler.schedule
 from autoscaler.cli.main import run
 from autoscaler.core.decide import decide
-from autoscaler.core.policy import Policy, ReplicaBounds, TargetRef
+from autoscaler.core.policy import Policy, ReplicaBounds, Schedule, TargetRef
 from autoscaler.core.state import State, absorb, advance
 from autoscaler.core.types import Decision, Hold, Outcome, Reason, Snapshot
 from autoscaler.policy_file import policy_to_plain
+from autoscaler.schedule import Calendar
 from autoscaler.trace import Recorder
 from tests.core.world import P0, World
 
@@ -41,9 +43,11 @@ class Live:
 
     def __init__(self, policy: Policy, replicas: int = 2) -> None:
         self.policy, self.world, self.state = policy, World(policy, replicas), State()
+        self.calendar = Calendar(policy.schedules)
 
     def tick(self) -> tuple[Snapshot, Decision, Outcome]:
         """Decide and act once."""
+        self.world.schedules = self.calendar.active(self.world.at)
         snapshot = self.world.snapshot()
         self.state = absorb(self.policy, self.state, snapshot)
         decision = decide(self.policy, self.state, snapshot)
@@ -203,6 +207,35 @@ def test_another_policy_decides_instead(
     assert max(tick["decision"]["proposal"]["replicas"] for tick in ticks) <= 8
     assert ticks[0]["decision"] != documents_of(trace, capsys)[0]["decision"]
     assert last["summary"]["p0"]["ticks"] == 60
+
+
+NOON = Schedule(name="noon", cron="0 11 * * *", duration_s=120.0, min=6)
+"""From 400 s after the recording's start."""
+
+
+def test_schedules_are_replayed_as_they_were_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recording(tmp_path / "t", [replace(P0, schedules=(NOON,))])
+    monkeypatch.setattr(autoscaler.schedule, "neighbours", None)  # nothing is looked up in a calendar
+    assert run(["replay", str(path), "--verify"]) == 0
+    assert "verified: 60 of 60" in capsys.readouterr().out
+    *ticks, _ = documents_of(path, capsys)
+    bounds = [tick["decision"]["bounds"] for tick in ticks]
+    assert [index for index, found in enumerate(bounds) if found] == list(range(27, 35))
+    assert bounds[30] == {"min": 6, "max": 8, "by": ["noon"]}
+
+
+def test_another_policys_schedules_are_its_own(
+    tmp_path: Path, policy_file: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recording(tmp_path / "t", [replace(P0, schedules=(NOON,))])
+    later = policy_file(more='  schedules: [{name: later, cron: "2 11 * * *", duration: 1m, max: 3}]\n')
+    assert run(["replay", str(path), "--json", "--policy", later]) == 0
+    *ticks, _ = documents(capsys.readouterr().out)
+    bounds = [tick["decision"]["bounds"] for tick in ticks]
+    assert [index for index, found in enumerate(bounds) if found] == list(range(35, 39))
+    assert bounds[36] == {"min": 1, "max": 3, "by": ["later"]}
 
 
 def documents_of(trace: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ from autoscaler.core.policy import (
     ReplicaBounds,
     ScaleDown,
     ScaleUp,
+    Schedule,
     ScorePolicy,
     Select,
     Sizing,
@@ -106,6 +107,7 @@ class Phase:
     owner: str = ""
     rollout: bool = False
     memory_left: float | None = None
+    active: tuple[str, ...] = ()
 
 
 class Fleet(World):
@@ -130,6 +132,7 @@ class Fleet(World):
             "rollout_unhealthy": phase.rollout and phase.crash,
         }
         self.outcome = phase.outcome
+        self.schedules = phase.active
         if phase.by_hand is not None:
             self.scale(phase.by_hand)
         if phase.hole_s:
@@ -282,6 +285,7 @@ light = st.builds(
 )
 idle = st.just(Load(kv=0.0, running=0.0, prompt_rate=0.0, token_rate=0.0, request_rate=0.0))
 loads = st.one_of(heavy, light, light, idle)
+actives = st.sampled_from([(), (), ("low",), ("high",), ("low", "high"), ("gone",)])
 troubles = st.builds(
     Phase,
     ticks=st.integers(1, 40),
@@ -314,8 +318,9 @@ troubles = st.builds(
     owner=st.sampled_from(["", "", "", "", "", "HorizontalPodAutoscaler/chat-a"]),
     rollout=st.sampled_from([False, False, False, True]),
     memory_left=st.one_of(st.none(), st.floats(0.0, 0.2)),
+    active=actives,
 )
-calm = st.builds(Phase, ticks=st.integers(10, 60), load=loads, load_s=st.sampled_from([30.0, 200.0]))
+calm = st.builds(Phase, ticks=st.integers(10, 60), load=loads, load_s=st.sampled_from([30.0, 200.0]), active=actives)
 phases = st.one_of(calm, calm, calm, troubles)
 stories = st.lists(phases, min_size=1, max_size=8)
 
@@ -330,6 +335,17 @@ def budgets(draw: st.DrawFn) -> tuple[RateBudget, ...]:
         period_s=st.sampled_from([30.0, 60.0, 300.0]),
     )
     return tuple(draw(st.one_of(st.just([]), st.lists(one, max_size=2))))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[Schedule, ...]:
+    """Draw a window of few replicas, one of many, both or none; together they may contradict each other."""
+    low, high = draw(st.integers(1, 3)), draw(st.integers(1, 12))
+    both = (
+        Schedule(name="low", cron="0 8 * * *", duration_s=3600.0, min=draw(st.integers(0, low)), max=low),
+        Schedule(name="high", cron="0 9 * * *", duration_s=3600.0, min=draw(st.integers(1, high)), max=high),
+    )
+    return draw(st.sampled_from([(), (), both, both[:1]]))
 
 
 @st.composite
@@ -389,6 +405,7 @@ def small_policies(draw: st.DrawFn) -> Policy:
         pending=Pending(grace_s=draw(st.sampled_from([30.0, 600.0]))),
         evidence=Evidence(restart_window_s=60.0),
         health=HealthFuse(ready_within_s=draw(st.sampled_from([60.0, 900.0]))),
+        schedules=draw(schedules()),
     )
     assert not list(complaints(policy))
     return policy
@@ -425,7 +442,8 @@ class Book:
         self.explains_itself(decision)
         if isinstance(decision.action, ScaleReplicas):
             self.keeps_limits(snapshot, decision, decision.action)
-            inside = self.policy.replicas.min <= decision.action.seen <= self.policy.replicas.max
+            bounds = self.policy.bounds(snapshot.schedules)
+            inside = bounds.min <= decision.action.seen <= bounds.max
             if inside:
                 self.has_waited(decision, decision.action)
                 self.has_evidence(snapshot, state, decision, decision.action)
@@ -461,7 +479,8 @@ class Book:
 
     def keeps_limits(self, snapshot: Snapshot, decision: Decision, action: ScaleReplicas) -> None:
         """Inside the bounds always, and one action changes by a step at most, but for the way back into bounds."""
-        bounds, target = self.policy.replicas, snapshot.target
+        bounds, target = self.policy.bounds(snapshot.schedules), snapshot.target
+        assert decision.bounds == (bounds if snapshot.schedules else None)
         assert bounds.min <= action.to <= bounds.max
         assert action.seen == target.current_replicas
         assert action.uid == target.uid

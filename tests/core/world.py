@@ -166,6 +166,7 @@ class World:
         self.partial: set[str] = set()
         self.gpus: tuple[Gpu, ...] = ()
         self.gaps: tuple[Gap, ...] = ()
+        self.schedules: tuple[str, ...] = ()
         self.silent: set[str] = set()
         self.state = State()
         self.status: dict[str, object] = {}
@@ -231,6 +232,7 @@ class World:
                 for name, value in self.samples.items()
             ),
             gaps=self.gaps,
+            schedules=self.schedules,
         )
 
     def decide(self) -> Decision:
