@@ -2,7 +2,7 @@
 
 A ReplicaSet gives up pods in this order: without a node, Pending, not ready; then by rising deletion cost, 0 where none
 is annotated; then the newest. So only ready pods need a cost, and of these only who goes: below 0 goes, the rest stays
-at 0 or above. Costs below 0 are ours. A cost above 0 is somebody's wish to keep a pod, and is left as it is.
+at 0 or above. Costs below 0 are ours. A cost above 0 is somebody's wish to keep a pod: it goes after those without.
 """
 
 import math
