@@ -39,18 +39,22 @@ async def test_what_was_done_and_what_holds_it_is_on_the_deployment(place: Place
         async def all_is_said() -> bool:
             return {(event["reason"], event["count"]) for event in await ours(place)} == {
                 ("UpBounds", 2),
+                ("ReplicasChanged", 2),
                 ("ScaledToZeroExternally", 1),
             }
 
         await eventually(all_is_said, "Events")
         assert await daemon.end(signal.SIGTERM) == 0
-    first, last = await ours(place)
-    assert first["message"].startswith("scaled from 1 to 2: up_bounds; ")
-    assert last["message"].startswith("holds at 0 replicas: scaled_to_zero_externally; ")
-    for event in (first, last):
+    found = {event["reason"]: event for event in await ours(place)}
+    assert found["UpBounds"]["message"].startswith("scaled from 1 to 2: up_bounds; ")
+    assert found["ReplicasChanged"]["message"].startswith("cluster-tests changed our 2 to 0 at ")
+    held = found["ScaledToZeroExternally"]
+    assert held["message"].startswith("holds at 0 replicas: scaled_to_zero_externally; ")
+    for event in found.values():
         about = event["involvedObject"]
         assert (about["kind"], about["name"], about["uid"]) == ("Deployment", "chat", made["metadata"]["uid"])
-        assert event["type"] == "Normal"
+    kinds = {reason: event["type"] for reason, event in found.items()}
+    assert kinds == {"UpBounds": "Normal", "ReplicasChanged": "Warning", "ScaledToZeroExternally": "Normal"}
     described = place.plane.kubectl("-n", place.namespace, "describe", "deployment", "chat")
     assert "ScaledToZeroExternally" in described
     assert "x2 over" in described
