@@ -7,7 +7,7 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -153,7 +153,7 @@ class Api:
             applied.append(await self.request("PATCH", path, manifest, query=query, content_type=APPLY))
         return applied
 
-    async def follow(self, path: str) -> AsyncIterator[Event]:
+    async def follow(self, path: str) -> AsyncGenerator[Event]:
         """Yield the list, then what changes, for ever; after trouble the list again."""
         version = ""
         while True:

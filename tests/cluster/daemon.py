@@ -71,6 +71,11 @@ class Daemon:
         return line
 
 
+def environment() -> dict[str, str]:
+    """Return this process' environment without what a daemon would take for its own."""
+    return {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+
+
 @asynccontextmanager
 async def running_daemon(kubeconfig: Path, *arguments: object) -> AsyncIterator[Daemon]:
     """Run it while the block runs; it is killed where it has not ended. What it says on stderr is ours to read."""
@@ -84,7 +89,7 @@ async def running_daemon(kubeconfig: Path, *arguments: object) -> AsyncIterator[
         "json",
         *map(str, arguments),
         stdout=asyncio.subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name not in LEFT_OUT},
+        env=environment(),
         limit=2**20,
     )
     try:
