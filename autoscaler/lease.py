@@ -19,13 +19,13 @@ from urllib.parse import quote
 from autoscaler.core.memory import Memory, essential, memory_from_plain, memory_of, memory_to_plain, recall
 from autoscaler.core.policy import Policy
 from autoscaler.core.state import State
+from autoscaler.core.types import FIELD_MANAGER
 from autoscaler.errors import TargetError
 from autoscaler.ports import Clock
 
 Json = Mapping[str, Any]
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-FIELD_MANAGER = "autoscaler"
 MERGE_PATCH = "application/merge-patch+json"
 
 RIGHTS = frozenset({("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "patch")})

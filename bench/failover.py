@@ -9,7 +9,6 @@ The nodes and the engines are fake (see `autoscaler.testbed`); the Leases, the w
 
 import argparse
 import asyncio
-import base64
 import json
 import random
 import secrets
@@ -38,7 +37,7 @@ from autoscaler.lease import RIGHTS as ELECTS
 from autoscaler.sources.cluster import RIGHTS as READS
 from autoscaler.testbed.api import Json
 from autoscaler.testbed.plane import AuditEvent, Plane, running_plane
-from tests.cluster.daemon import ENTRY, environment
+from tests.cluster.daemon import ENTRY, credential_of, environment
 from tests.cluster.forwarder import Cut, Forwarder, running_forwarder
 from tests.cluster.manifests import Place, deployment, eventually, grant, is_ready, new_place, policy
 
@@ -269,7 +268,7 @@ class Pair:
             env=environment(),
             limit=2**20,
         )
-        daemon = Daemon(process, network, f"JTI={token_id(token)}")
+        daemon = Daemon(process, network, credential_of(token))
         self.stack.push_async_callback(end, process)
         self.daemons.append(daemon)
         self.group.create_task(daemon.read())
@@ -384,12 +383,6 @@ async def end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.kill()
     await process.wait()
-
-
-def token_id(token: str) -> str:
-    """Return the id in a ServiceAccount's token."""
-    claims = token.split(".")[1]
-    return str(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["jti"])
 
 
 # --- a run ----------------------------------------------------------------------------------------------------------

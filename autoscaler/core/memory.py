@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from autoscaler.core.model import StepModel
-from autoscaler.core.owners import Owners, merged
+from autoscaler.core.owners import Owners, merged, unknown_step
 from autoscaler.core.plain import Plain, to_plain
 from autoscaler.core.policy import Policy, StepTime, TargetRef
 from autoscaler.core.state import STARTS_KEPT, Hindsight, Recommended, State, longest_hole_s
@@ -72,17 +72,20 @@ def recall(policy: Policy, state: State, memory: Memory, at: float) -> State:
     """Return the state with a memory taken in at `at`. Pure; doing it twice changes nothing.
 
     Of a cooldown the later counts, of what was learned the side that saw more, of the windows both, provided that there
-    is no hole between them. What is in the future by our clock happened now.
+    is no hole between them. What is in the future by our clock happened now. Replicas that a process of ours wrote, and
+    that are not those of the memory, are a step that was not saved.
     """
     if memory.target != _name(policy.target):
         return state
+    change, since = unknown_step(memory.owners, state.owners), state.owners.since
+    unsaved = ((since, change),) if change else ()
     learns = policy.demand.learn and memory.model is not None
     return replace(
         state,
-        last_up_at=_later(state.last_up_at, memory.last_up_at, at),
-        last_down_at=_later(state.last_down_at, memory.last_down_at, at),
-        changes=tuple(sorted({*state.changes, *((min(when, at), change) for when, change in memory.changes)})),
-        last_restart_at=_later(state.last_restart_at, memory.last_restart_at, at),
+        last_up_at=_later(state.last_up_at, memory.last_up_at, since if change > 0 else None, at=at),
+        last_down_at=_later(state.last_down_at, memory.last_down_at, since if change < 0 else None, at=at),
+        changes=tuple(sorted({*state.changes, *((min(when, at), by) for when, by in (*memory.changes, *unsaved))})),
+        last_restart_at=_later(state.last_restart_at, memory.last_restart_at, at=at),
         starts=max(state.starts, memory.starts[-STARTS_KEPT:], key=len),
         recommendations=_windows(policy, state.recommendations, memory.recommendations, at),
         hindsight=_hindsight(policy, state.hindsight, memory.hindsight, at),
@@ -91,8 +94,8 @@ def recall(policy: Policy, state: State, memory: Memory, at: float) -> State:
     )
 
 
-def _later(own: float | None, kept: float | None, at: float) -> float | None:
-    known = [when for when in (own, kept) if when is not None]
+def _later(*times: float | None, at: float) -> float | None:
+    known = [when for when in times if when is not None]
     return min(at, max(known)) if known else None
 
 
@@ -115,7 +118,7 @@ def _hindsight(policy: Policy, own: Hindsight, kept: Hindsight, at: float) -> Hi
     told_at = newest.told_at
     return Hindsight(
         regimes=newest.regimes,
-        changed_at=_later(own.changed_at, kept.changed_at, at),
+        changed_at=_later(own.changed_at, kept.changed_at, at=at),
         open=tuple(point for point in newest.open if point[0] <= at + policy.prediction.max_horizon_s),
         told_at=None if told_at is None else min(told_at, at),
         errors=errors,
@@ -207,6 +210,7 @@ def _owners_from_plain(plain: Mapping[str, object]) -> Owners:
         uid=_text(plain.get("uid", "")),
         replicas=_whole(plain.get("replicas", 0)),
         ours=plain.get("ours") is True,
+        since=_number(plain.get("since", 0.0)),
         change=None if change is None else _foreign_from_plain(_mapping(change)),
         undone_at=_each(plain.get("undone_at"), _number),
         conflict=None if conflict is None else _foreign_from_plain(_mapping(conflict)),

@@ -13,7 +13,8 @@ class Owners:
     Args:
         uid: of the Deployment that this is about; "" before the first look at one.
         replicas: as last seen, or as written by us since.
-        ours: whether it was us who wrote these.
+        ours: whether it was us who wrote these, in whatever process.
+        since: when these were first seen, or written by us.
         change: the last change that was not ours.
         undone_at: when others undid writes of ours, since the policy's window began, oldest first.
         conflict: the change at which we began to stand down; the last time that we did.
@@ -22,6 +23,7 @@ class Owners:
     uid: str = ""
     replicas: int = 0
     ours: bool = False
+    since: float = 0.0
     change: ForeignChange | None = None
     undone_at: tuple[float, ...] = ()
     conflict: ForeignChange | None = None
@@ -35,11 +37,11 @@ def watch_owners(policy: OwnersPolicy, owners: Owners, target: TargetStatus, at:
     """
     ours = target.scaled_by == FIELD_MANAGER
     if owners.uid != target.uid or not owners.uid:
-        return Owners(uid=target.uid, replicas=target.current_replicas, ours=ours)
+        return Owners(uid=target.uid, replicas=target.current_replicas, ours=ours, since=at)
     ours = ours if target.scaled_by else owners.ours
     if target.current_replicas == owners.replicas:
         return owners if ours == owners.ours else replace(owners, ours=ours)
-    seen = replace(owners, replicas=target.current_replicas, ours=ours)
+    seen = replace(owners, replicas=target.current_replicas, ours=ours, since=at)
     return seen if ours or not target.scaled_by else _changed(policy, owners, seen, target, at)
 
 
@@ -61,9 +63,18 @@ def _changed(policy: OwnersPolicy, before: Owners, seen: Owners, target: TargetS
     return replace(seen, change=change, undone_at=(), conflict=change)
 
 
-def wrote(owners: Owners, replicas: int) -> Owners:
+def wrote(owners: Owners, replicas: int, at: float) -> Owners:
     """Return what is remembered once we have written the replicas."""
-    return replace(owners, replicas=replicas, ours=True)
+    return replace(owners, replicas=replicas, ours=True, since=at)
+
+
+def unknown_step(known: Owners, seen: Owners) -> int:
+    """Return how far a process of ours has moved the replicas from what is known, our own steps included; else 0.
+
+    So a leader tells that died before it could say so, and a write of our own whose answer was lost. The API server
+    keeps no time of a change through `scale`: it happened before it was seen, and counts from then.
+    """
+    return seen.replicas - known.replicas if seen.ours and known.uid and known.uid == seen.uid else 0
 
 
 def standing_down_s(policy: OwnersPolicy, owners: Owners, at: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from autoscaler.core.facts import ASLEEP, STALE_IDLE_POLLS, Facts, Join, Rows, gather, is_serving, join, load_rows
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
-from autoscaler.core.owners import Owners, watch_owners, wrote
+from autoscaler.core.owners import Owners, unknown_step, watch_owners, wrote
 from autoscaler.core.policy import Forecaster, Policy
 from autoscaler.core.score import DeviceKey, Evidence, memory_guard, row_before
 from autoscaler.core.signals import COLUMN, FIRST_COUNTER
@@ -129,6 +129,7 @@ class State:
         first_token_at: when a first token was last seen.
         scores: (at, score) for the score forecaster.
         recommendations: what ticks in a row recommended, for the stabilization windows, oldest first.
+        last_up_at, last_down_at: of the last step of this process, or of another of ours that it knows of.
         changes: (at, change) of our own actions.
         saturated_s: for how long in all the backlog was critical and growing.
         doubled_polls: polls in a row with a whole multiple of the pods that the replicas explain.
@@ -194,6 +195,8 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     pods, starts, restarted = state.pods, state.starts, False
     if not same_pods:
         pods, starts, restarted = _watch_pods(state, target.pods)
+    owners = watch_owners(policy.owners, state.owners, target, at)
+    change = unknown_step(state.owners, owners)
     first_tokens = row.sums[SUMS["first_tokens"]]
     moved = bool(state.rows) and first_tokens > state.rows[-1].sums[SUMS["first_tokens"]]
     return State(
@@ -212,13 +215,13 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         scores=state.scores,
         hindsight=state.hindsight,
         recommendations=state.recommendations if _goes_on(policy, state.recommendations, at) else (),
-        last_up_at=state.last_up_at,
-        last_down_at=state.last_down_at,
+        last_up_at=at if change > 0 else state.last_up_at,
+        last_down_at=at if change < 0 else state.last_down_at,
         changes=state.changes,
         saturated_s=state.saturated_s,
         no_score_since=state.no_score_since,
         doubled_polls=_doubled_polls(policy, state.doubled_polls, snapshot, joined),
-        owners=watch_owners(policy.owners, state.owners, target, at),
+        owners=owners,
     )
 
 
@@ -430,7 +433,7 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
     if not isinstance(decision.action, ScaleReplicas) or outcome not in (Outcome.APPLIED, Outcome.SIMULATED):
         return state
     if outcome is Outcome.APPLIED:
-        state = replace(state, owners=wrote(state.owners, decision.action.to))
+        state = replace(state, owners=wrote(state.owners, decision.action.to, at))
     change = decision.action.to - decision.action.seen
     longest = _longest_period(policy)
     return replace(

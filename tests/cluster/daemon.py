@@ -1,6 +1,7 @@
 """`autoscaler run` as a process of its own, its log read line by line."""
 
 import asyncio
+import base64
 import json
 import os
 import sys
@@ -69,6 +70,12 @@ class Daemon:
         line: Json = json.loads(raw) if raw else {}
         self.seen += [line] if line else []
         return line
+
+
+def credential_of(token: str) -> str:
+    """Return how the audit log names a ServiceAccount's token."""
+    claims = token.split(".")[1]
+    return f"JTI={json.loads(base64.urlsafe_b64decode(claims + '=' * (-len(claims) % 4)))['jti']}"
 
 
 def environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ Nobody here looks at a clock but to see that a takeover keeps its promise: the l
 """
 
 import asyncio
+import json
 import secrets
 import signal
 import time
@@ -21,8 +22,9 @@ from autoscaler.errors import TargetError
 from autoscaler.lease import MAX_BYTES, MERGE_PATCH, PREFIX, RELEASED_S, RIGHTS, Elector, Memories, micro_time
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from autoscaler.testbed.api import ApiError, Json
-from tests.cluster.daemon import Daemon, running_daemon
-from tests.cluster.manifests import Place, Right, deployment, eventually, grant, policy
+from tests.cluster.daemon import Daemon, credential_of, running_daemon
+from tests.cluster.manifests import Place, Right, deployment, eventually, grant, is_ready, policy
+from tests.cluster.proxy import running_proxy
 from tests.cluster.site import DEPLOYED
 
 LEASE_S, RENEW_S, RETRY_S = 6.0, 4.0, 1.0
@@ -31,6 +33,7 @@ SAMPLE_S = 0.02
 DAEMON_LEASE_S = 15.0
 SCALE_WRITE = ("apps", "deployments/scale", "patch")
 BUSY = {"rps": 2, "running": 64, "kv": 0.9, "waiting": 120, "queue": 6, "ttft": 6}
+CALM = {"rps": 2, "running": 1, "kv": 0.1, "waiting": 0, "queue": 0, "ttft": 0.1}
 
 
 def path_of(place: Place) -> str:
@@ -253,7 +256,16 @@ class Fleet:
     """Daemons that share a Lease."""
 
     place: Place
+    more: str
     start: Callable[[], Any]
+
+    async def until(self, true: Callable[[], bool], what: str) -> None:
+        """Return once something is so."""
+
+        async def is_so() -> bool:
+            return true()
+
+        await eventually(is_so, what)
 
     async def scalings(self) -> list[tuple[str, int]]:
         """Return the scale writes that were asked for by the daemons' account, each with its answer's code."""
@@ -282,7 +294,7 @@ async def fleet(place: Place, tmp_path: Path) -> AsyncIterator[Fleet]:
             lease = f"{place.namespace}/autoscaler"
             return await stack.enter_async_context(running_daemon(kubeconfig, rules, "--lease", lease))
 
-        yield Fleet(place, start)
+        yield Fleet(place, more, start)
 
 
 async def leader_gauge(url: str) -> float:
@@ -333,6 +345,85 @@ async def test_c106_the_next_leader_keeps_the_cooldown(fleet: Fleet, how: signal
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+@pytest.mark.parametrize("successor", ["a standby", "a new process"])
+async def test_c106_a_step_that_the_leader_died_before_saving_holds_its_cooldown(
+    fleet: Fleet, tmp_path: Path, successor: str
+) -> None:
+    place, ours = fleet.place, tmp_path / "account.kubeconfig"
+    words = (tmp_path / "chat.yaml", "--lease", f"{place.namespace}/autoscaler", "--lease-duration", "5s")
+    pods = await place.list_pods()
+    await place.tell(pods, **CALM)
+    async with running_proxy(place.plane) as proxy, AsyncExitStack() as stack:
+        token = await place.plane.token_for(place.namespace, "subject")
+        behind = proxy.kubeconfig_for(token, tmp_path / "behind.kubeconfig")
+        leader = await stack.enter_async_context(running_daemon(behind, *words))
+        await leader.until("leading")
+        second = None
+        if successor == "a standby":
+            second = await stack.enter_async_context(running_daemon(ours, *words))
+            await second.until("decision")
+        before = await saved_in(place)
+        # The answer is late enough for the Lease to get out of reach before there is anything to save.
+        with proxy.rule(method="PATCH", path="/scale$", late_s=1.0) as late:
+            await place.tell(pods, **BUSY)
+            await fleet.until(lambda: late.hits > 0, "step")
+            with proxy.rule(method="PATCH", path="/leases/", drop="before"):
+                done = await leader.until("decision", outcome="applied")
+                assert (done["action"], done["desired_replicas"]) == ("scale_up", 2)
+                assert await leader.end(signal.SIGKILL) == -signal.SIGKILL
+        assert await saved_in(place) == before == (None, None, 1)
+        if second is None:
+            second = await stack.enter_async_context(running_daemon(ours, *words))
+        await second.until("leading")
+        held = await second.until("decision")
+        assert (held["reason"], held["outcome"]) == ("held_cooldown", "unchanged")
+    assert await fleet.scalings() == [("chat", 200)]
+
+
+async def saved_in(place: Place) -> tuple[float | None, float | None, int | None]:
+    """Return what the Lease says of the target: its last steps, and its replicas."""
+
+    async def is_there() -> bool:
+        return f"{PREFIX}chat" in ((await place.api.get(path_of(place)))["metadata"].get("annotations") or {})
+
+    await eventually(is_there, "memory in the Lease")
+    content = json.loads((await place.api.get(path_of(place)))["metadata"]["annotations"][f"{PREFIX}chat"])
+    return content.get("last_up_at"), content.get("last_down_at"), content["owners"]["replicas"]
+
+
+async def test_daemons_share_targets_by_label_with_a_lease_each(fleet: Fleet, tmp_path: Path) -> None:
+    place = fleet.place
+    await place.create(deployment("code", replicas=1, fake={"cold-start-seconds": 1}))
+    pods = await place.until(lambda pods: len(pods) == 2 and all(map(is_ready, pods)), "a pod of each target")
+    await place.tell(pods, **BUSY)
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    for name, team in (("chat", "a"), ("code", "b")):
+        rules = {"replicas": "{min: 1, max: 4}", "more": fleet.more, "labels": f"{{team: {team}}}"}
+        policy(policies, place.plane, place.namespace, name=name, **rules)
+    writers: dict[str, str] = {}
+    async with AsyncExitStack() as stack:
+        daemons = []
+        for name, selector in (("chat", "team=a"), ("code", "team notin (a)")):
+            token = await place.plane.token_for(place.namespace, "subject")
+            kubeconfig = place.plane.kubeconfig_for(token, tmp_path / f"{name}.kubeconfig")
+            words = ("--selector", selector, "--lease", f"{place.namespace}/{name}", "--lease-duration", "5s")
+            daemons.append(await stack.enter_async_context(running_daemon(kubeconfig, policies, *words)))
+            writers[name] = credential_of(token)
+        for daemon, name in zip(daemons, writers, strict=True):
+            assert (await daemon.until("started"))["policies"] == [name]
+            done = await daemon.until("decision", outcome="applied")
+            assert (done["policy"], done["desired_replicas"]) == (name, 2)
+            assert {line["policy"] for line in daemon.of("decision")} == {name}
+        leases = await place.api.items(path_of(place).rpartition("/")[0])
+        holders = {lease["metadata"]["name"]: lease["spec"]["holderIdentity"] for lease in leases}
+    assert holders["chat"]
+    assert holders["code"]
+    assert holders["chat"] != holders["code"]
+    steps = [event for event in await place.plane.audit() if event.namespace == place.namespace]
+    assert {(one.name, one.credential) for one in steps if one.right == SCALE_WRITE} == set(writers.items())
 
 
 async def test_a_dry_run_needs_no_lease_and_leaves_it_alone(fleet: Fleet, tmp_path: Path) -> None:

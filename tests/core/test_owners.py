@@ -55,7 +55,7 @@ def test_a_change_says_who_and_when() -> None:
 
 
 def test_our_own_write_is_expected_whoever_wrote_before() -> None:
-    owners = wrote(seen(target(2)), 5)
+    owners = wrote(seen(target(2)), 5, START)
     assert watch_owners(RULE, owners, target(5, FIELD_MANAGER), START + 10.0).change is None
     undone = watch_owners(RULE, owners, target(2), START + 10.0).change
     assert undone is not None
@@ -71,7 +71,7 @@ def undone(times: list[float], policy: OwnersPolicy = RULE) -> Owners:
     """Return what is remembered when writes of ours were undone at these times."""
     owners = seen(target(2), policy=policy)
     for at in times:
-        owners = watch_owners(policy, wrote(owners, 5), target(2), START + at)
+        owners = watch_owners(policy, wrote(owners, 5, START + at), target(2), START + at)
     return owners
 
 
@@ -118,7 +118,7 @@ def test_whatever_others_do_they_undo_us_no_more_often_than_that(
     for pause_s, foreign in steps:
         at += pause_s
         if standing_down_s(policy, owners, at) == 0.0:
-            owners, replicas = wrote(owners, replicas + 1), replicas + 1
+            owners, replicas = wrote(owners, replicas + 1, at), replicas + 1
             undone_at += [at] if foreign else []
         replicas -= foreign
         owners = watch_owners(policy, owners, target(replicas, GITOPS if foreign else ""), at)
