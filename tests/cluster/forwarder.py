@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -46,6 +46,18 @@ class Forwarder:
         self._whole.set()
         self._reset()
 
+    def take(self, writer: asyncio.StreamWriter) -> None:
+        """Take note of one side of a connection, which a cut resets."""
+        self._writers.add(writer)
+
+    async def close(self) -> None:
+        """Reset all connections, those of which nobody has begun to take care too."""
+        open_ones = tuple(self._writers)
+        self._reset()
+        for writer in open_ones:
+            with suppress(OSError):
+                await writer.wait_closed()
+
     def kubeconfig_for(self, plane: Plane, token: str, path: Path) -> Path:
         """Write a kubeconfig for the bearer of a token, whose server is this forwarder."""
         content = yaml.safe_load(plane.kubeconfig_for(token, path).read_text())
@@ -55,7 +67,6 @@ class Forwarder:
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on until either side ends it."""
-        self._writers.add(writer)
         try:
             if self._cut is Cut.REFUSED:
                 writer.transport.abort()
@@ -66,12 +77,11 @@ class Forwarder:
         except OSError:
             pass  # either side has gone, which its end of the connection shows to the other
         finally:
-            self._writers.discard(writer)
-            writer.transport.abort()
+            self._drop(writer)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back, ahead = await asyncio.open_connection(*self._upstream)
-        self._writers.add(ahead)
+        self.take(ahead)
         pumps = [asyncio.create_task(self._pass(reader, ahead)), asyncio.create_task(self._pass(back, writer))]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -79,8 +89,7 @@ class Forwarder:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            self._writers.discard(ahead)
-            ahead.transport.abort()
+            self._drop(ahead)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None) -> None:
         """Pass bytes on until their end, or lose them while the network is cut."""
@@ -92,6 +101,10 @@ class Forwarder:
                 await writer.drain()
         if lossy:  # nor does the end of a connection come through
             await self._whole.wait()
+
+    def _drop(self, writer: asyncio.StreamWriter) -> None:
+        self._writers.discard(writer)
+        writer.transport.abort()
 
     def _reset(self) -> None:
         for writer in tuple(self._writers):
@@ -106,6 +119,7 @@ async def running_forwarder(plane: Plane) -> AsyncIterator[Forwarder]:
     tasks: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        forwarder.take(writer)
         task = asyncio.create_task(forwarder.accept(reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -119,4 +133,5 @@ async def running_forwarder(plane: Plane) -> AsyncIterator[Forwarder]:
         for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await forwarder.close()
         await server.wait_closed()

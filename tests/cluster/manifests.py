@@ -233,13 +233,20 @@ def address_of(plane: Plane, pod: Json) -> str:
 
 
 def policy(
-    folder: Path, plane: Plane, namespace: str, *, name: str = "chat", replicas: str = "{max: 8}", more: str = ""
+    folder: Path,
+    plane: Plane,
+    namespace: str,
+    *,
+    name: str = "chat",
+    replicas: str = "{max: 8}",
+    more: str = "",
+    labels: str = "{}",
 ) -> Path:
     """Write a policy for a Deployment of that namespace, and return its path."""
     path = folder / f"{name}.yaml"
     path.write_text(
         "apiVersion: autoscaler/v1alpha1\nkind: ScalingPolicy\n"
-        f"metadata: {{name: {name}}}\nspec:\n"
+        f"metadata: {{name: {name}, labels: {labels}}}\nspec:\n"
         f"  target: {{namespace: {namespace}, deployment: {name}}}\n"
         f"  replicas: {replicas}\n  interval: 1s\n"
         f"  signals: {{vllm: {{port: {plane.port}, timeout: 900ms}}}}\n{more}"

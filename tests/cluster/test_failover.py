@@ -103,7 +103,7 @@ def test_a_quantile_is_one_of_the_values(count: int, share: float, expected: int
 @pytest.mark.slow
 async def test_c106_never_two_writers_and_the_next_one_leads_in_time(plane: Plane, tmp_path: Path) -> None:
     await plane.mend()
-    settings = Settings(kills=6, pairs=3, seed=7)  # of each kind at least one, and at each phase
+    settings = Settings(kills=6, pairs=3, seed=7, cooldown_s=8.0)  # each kind of fault, and each phase
     verdict = await failover(plane, tmp_path, settings)
     assert verdict.violations == ()
     assert len(verdict.takeovers) == settings.kills

@@ -376,9 +376,9 @@ async def test_c106_a_step_that_the_leader_died_before_saving_holds_its_cooldown
         assert await saved_in(place) == before == (None, None, 1)
         if second is None:
             second = await stack.enter_async_context(running_daemon(ours, *words))
+        await place.tell(await place.until_ready(2), **BUSY)
         await second.until("leading")
-        held = await second.until("decision")
-        assert (held["reason"], held["outcome"]) == ("held_cooldown", "unchanged")
+        await second.until("decision", reason="held_cooldown", outcome="unchanged")
     assert await fleet.scalings() == [("chat", 200)]
 
 
