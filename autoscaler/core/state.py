@@ -18,6 +18,7 @@ from autoscaler.core.policy import Forecaster, Policy
 from autoscaler.core.score import DeviceKey, Evidence, memory_guard, row_before
 from autoscaler.core.signals import COLUMN, FIRST_COUNTER
 from autoscaler.core.types import (
+    FIELD_MANAGER,
     Decision,
     Engines,
     Floats,
@@ -196,7 +197,8 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     if not same_pods:
         pods, starts, restarted = _watch_pods(state, target.pods)
     owners = watch_owners(policy.owners, state.owners, target, at)
-    change = unknown_step(state.owners, owners)
+    # Where nobody is named as the writer, nothing is claimed.
+    change = unknown_step(state.owners, owners) if target.scaled_by == FIELD_MANAGER else 0
     first_tokens = row.sums[SUMS["first_tokens"]]
     moved = bool(state.rows) and first_tokens > state.rows[-1].sums[SUMS["first_tokens"]]
     return State(

@@ -94,6 +94,15 @@ def test_a_write_that_failed_starts_none() -> None:
     assert isinstance(world.tick().action, ScaleReplicas)
 
 
+def test_where_nobody_is_named_nothing_is_claimed() -> None:
+    world = World(P0, 2)
+    world.press(1.0, 1.0, 1.0)
+    stepped_at = world.tick().at
+    world.scale(3)
+    world.tick()
+    assert (world.state.last_up_at, world.state.last_down_at) == (stepped_at, None)
+
+
 def test_a_simulated_step_is_none_of_the_target() -> None:
     world = World(P0, 2)
     world.press(1.0, 1.0, 1.0)
