@@ -195,7 +195,7 @@ WORKS: dict[Scenario, str] = {
     writes: "applied",
     writes_without_an_answer: "applied",
     tells: "UpBounds x1",
-    tells_twice: "UpBounds x2",
+    tells_twice: "ReplicasChanged x1, UpBounds x2",
     makes_the_lease: "autoscaler",
     takes_the_lease: "leading",
     marks_before_a_step_down: "applied",
@@ -217,7 +217,7 @@ ROWS = (
     Row(("apps", "deployments/scale", "patch"), writes, "failed"),
     Row(("apps", "deployments/scale", "get"), writes_without_an_answer, "failed"),
     Row(("", "events", "create"), tells, ""),
-    Row(("", "events", "patch"), tells_twice, "UpBounds x1"),
+    Row(("", "events", "patch"), tells_twice, "ReplicasChanged x1, UpBounds x1"),
     Row(("coordination.k8s.io", "leases", "create"), makes_the_lease, ""),
     Row(("coordination.k8s.io", "leases", "get"), takes_the_lease, "GET /apis/coordination.k8s.io/v1/"),
     Row(("coordination.k8s.io", "leases", "patch"), takes_the_lease, "PATCH /apis/coordination.k8s.io/v1/"),
@@ -275,4 +275,4 @@ async def test_a_life_with_everything_in_it_uses_each_right(place: Place, tmp_pa
             assert await daemon.end(signal.SIGTERM) == 0
     requests = await site.requests()
     assert {event.right for event in requests} == GRANTED
-    assert {event.code for event in requests} <= {200, 201, 404}
+    assert not {event.code for event in requests} & {401, 403}
