@@ -117,22 +117,27 @@ DISPENSABLE: Mapping[str, str] = {
 UNMARKED = "no pod is marked before a step down: Kubernetes takes the newest"
 
 
+VITAL: Mapping[str, str] = {"leases": "no daemon comes to lead, and none writes"}
+"""What is missing without the right to a resource, where that is not plain."""
+
+
 def judge_rights(
-    allowed: Mapping[Right, bool | str], namespace: str, *, marks_needed: bool = False
+    allowed: Mapping[Right, bool | str], namespace: str, *, marks_needed: bool = False, check: str = "rights"
 ) -> Iterator[Finding]:
     """Yield what is granted and what is not.
 
     Args:
         allowed: the answer for each right that is needed, or why there was none.
         marks_needed: without marked pods there is no step down.
+        check: what is looked at.
     """
     unanswered = sorted({answer for answer in allowed.values() if isinstance(answer, str)})
     if unanswered:
-        yield unknown("rights", f"the API server does not say what is granted: {unanswered[0]}")
+        yield unknown(check, f"the API server does not say what is granted: {unanswered[0]}")
     missing = [right for right, answer in sorted(allowed.items()) if answer is False]
     granted = sum(answer is True for answer in allowed.values())
     if granted == len(allowed):
-        yield ok("rights", f"all {granted} that are needed are granted in {namespace}")
+        yield ok(check, f"all {granted} that are needed are granted in {namespace}")
     grouped: dict[tuple[str, str], list[str]] = {}
     for group, resource, verb in missing:
         grouped.setdefault((group, resource), []).append(verb)
@@ -144,9 +149,10 @@ def judge_rights(
         if (resource, verbs) == ("pods", ["patch"]) and not marks_needed:
             lost, remedy = UNMARKED, f"add deploy/components/gentle to this account's rights; the rule is {grant}"
         if lost:
-            yield warning("rights", f"{text}; {lost}", remedy)
+            yield warning(check, f"{text}; {lost}", remedy)
         else:
-            yield problem("rights", text, remedy)
+            vital = f"; {VITAL[resource]}" if resource in VITAL else ""
+            yield problem(check, f"{text}{vital}", remedy)
 
 
 # --- target and owners ----------------------------------------------------------------------------------------------

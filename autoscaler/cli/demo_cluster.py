@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,7 @@ import yaml
 from rich.console import Console
 
 from autoscaler import __version__
-from autoscaler.actuators.deployment import RIGHTS as WRITES
-from autoscaler.actuators.events import RIGHTS as TELLS
+from autoscaler.cli.doctor import needed_rights
 from autoscaler.cli.replay import command as replay_command
 from autoscaler.cli.screen import Screen
 from autoscaler.core.memory import Memory
@@ -39,8 +38,7 @@ from autoscaler.replay import Replayer
 from autoscaler.sim.fleet import HOUR, RunSummary
 from autoscaler.sim.report import TickCollector, TickRow, in_words, write_report
 from autoscaler.sim.scenario import Event, Scenario, rush_scenario
-from autoscaler.sources.deployment import RIGHTS as READS
-from autoscaler.testbed.accounts import grant
+from autoscaler.testbed.accounts import Right, grant
 from autoscaler.testbed.api import Api, ApiError, Json
 from autoscaler.testbed.audit import Written, written
 from autoscaler.testbed.kubelet import PREFIX, FakeKubelet
@@ -103,14 +101,14 @@ def run_on_cluster(*, minutes: float, seed: int, policy_file: Path, policy: Poli
         policy=policy,
         summary=demo.summary,
         events=(*demo.scenario.events, *demo.story),
-        note=f"autoscaler {__version__}, seed {seed}. {demo.made_of()} {' '.join(findings.lines)}",
+        note=f"autoscaler {__version__}, seed {seed}. {demo.made_of()} In the audit log: {'; '.join(findings.lines)}.",
     )
+    recordings = [daemon.recording for daemon in demo.daemons]
+    verified = [_verify(console, recording) for recording in recordings]
     console.print(f"\n[bold]What the API server's audit log says was written[/], by {demo.user}:", soft_wrap=True)
     for line in findings.lines:
         console.print(f"  {line}", soft_wrap=True, highlight=False)
     _print_summary(console, demo.summary)
-    recordings = [daemon.recording for daemon in demo.daemons]
-    verified = [_verify(console, recording) for recording in recordings]
     names = "  ".join(map(str, recordings))
     console.print(f"\nreport     [bold]{report}[/]\nrecording  [bold]{names}[/]", soft_wrap=True)
     return int(any(verified) or not findings.good)
@@ -171,7 +169,7 @@ async def _run(
             await plane.nodes_ready()
         place = Place(plane, api, policy.target.namespace, policy.target.deployment)
         with stages.stage(f"a namespace with a ServiceAccount, its Role and a Lease; the Deployment {place}"):
-            await place.fill(scenario)
+            await place.fill(scenario, rights_of(policy))
         file = plane.folder / "policy.yaml"
         file.write_text(served_policy(policy_text, plane.port))
         daemons: list[Daemon] = []
@@ -230,11 +228,11 @@ class Place:
         """The daemons' account."""
         return f"system:serviceaccount:{self.namespace}:{ACCOUNT}"
 
-    async def fill(self, scenario: Scenario) -> None:
-        """Make the account with the Lease, and what there is to scale."""
+    async def fill(self, scenario: Scenario, rights: Collection[Right]) -> None:
+        """Make the account with its rights, the Lease, and what there is to scale."""
         await self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
         await self.plane.until(self._has_account, "account for pods")
-        await grant(self.api, self.namespace, ACCOUNT, READS | WRITES | TELLS | ELECTS)
+        await grant(self.api, self.namespace, ACCOUNT, rights)
         # As a leader leaves it that has ended well, so that the first need not wait.
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE}}
         spec = {"holderIdentity": "", "leaseDurationSeconds": RELEASED_S}
@@ -253,6 +251,12 @@ class Place:
 
     async def _has_account(self) -> bool:
         return bool(await self.api.items(f"/api/v1/namespaces/{self.namespace}/serviceaccounts"))
+
+
+def rights_of(policy: Policy) -> frozenset[Right]:
+    """Return what a daemon of that policy asks of the API server, which is what deploy/ grants it."""
+    marking = policy.scale_down.victims.order != "cluster"
+    return needed_rights(acting=True, marking=marking) | ELECTS
 
 
 def deployment_of(name: str, scenario: Scenario) -> Json:

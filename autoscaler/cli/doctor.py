@@ -17,6 +17,7 @@ import click
 from autoscaler import actuators
 from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.events import why
+from autoscaler.cli.leadership import parse_lease
 from autoscaler.cli.main import EXIT_FAILED
 from autoscaler.cli.rights import review
 from autoscaler.cli.wiring import Reporting, live_parts
@@ -46,6 +47,7 @@ from autoscaler.doctor import (
     problem,
 )
 from autoscaler.errors import TargetError
+from autoscaler.lease import RIGHTS as ELECTS
 from autoscaler.loop import Parts
 from autoscaler.observe import take
 from autoscaler.policy_file import Loaded, load_policies
@@ -72,16 +74,30 @@ WIDTH = 8
 @click.command("doctor")
 @click.argument("policies", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Judge for a daemon in dry-run, which needs no right to write.")
+@click.option(
+    "--lease",
+    default="",
+    metavar="NAMESPACE/NAME",
+    callback=parse_lease,
+    help="Judge for a daemon that runs with this --lease: its rights to the Lease too.",
+)
 @click.option("--kubeconfig", default="", help="Instead of KUBECONFIG, the pod's service account or ~/.kube/config.")
 @click.option("--context", default="", help="Context of the kubeconfig.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(policies: tuple[Path, ...], dry_run: bool, kubeconfig: str, context: str, as_json: bool) -> int:
+def command(
+    policies: tuple[Path, ...],
+    dry_run: bool,
+    lease: tuple[str, str] | None,
+    kubeconfig: str,
+    context: str,
+    as_json: bool,
+) -> int:
     """Say what would stop POLICIES from working: files, or directories of them. Writes nothing.
 
     Exit 0 when there is no problem, 1 when there is one, 2 for a bad policy.
     """
     loaded = load_policies(policies)
-    found = asyncio.run(_examine_all(loaded, dry_run=dry_run, kubeconfig=kubeconfig, context=context))
+    found = asyncio.run(_examine_all(loaded, dry_run=dry_run, lease=lease, kubeconfig=kubeconfig, context=context))
     levels = Counter(finding.level for findings in found.values() for finding in findings)
     if as_json:
         click.echo(json.dumps(_plain(loaded, found, levels), indent=2))
@@ -107,7 +123,9 @@ class Troubles:
         """Do nothing: one tick has no interval."""
 
 
-async def _examine_all(loaded: Loaded, *, dry_run: bool, kubeconfig: str, context: str) -> dict[str, list[Finding]]:
+async def _examine_all(
+    loaded: Loaded, *, dry_run: bool, lease: tuple[str, str] | None, kubeconfig: str, context: str
+) -> dict[str, list[Finding]]:
     """Return the findings of each policy, by its name."""
     clock = SystemClock()
     try:
@@ -117,14 +135,28 @@ async def _examine_all(loaded: Loaded, *, dry_run: bool, kubeconfig: str, contex
     try:
         caches = ClusterCaches(api, clock)
         policies = loaded.policies.values()
-        found = await asyncio.gather(*(_examine(policy, caches, clock, dry_run=dry_run) for policy in policies))
+        elected = [] if lease is None else await _examine_lease(api, lease[0])
+        found = await asyncio.gather(
+            *(_examine(policy, caches, clock, dry_run=dry_run, elected=elected) for policy in policies)
+        )
         return dict(zip(loaded.policies, found, strict=True))
     finally:
         await api.close()
 
 
-async def _examine(policy: Policy, caches: ClusterCaches, clock: SystemClock, *, dry_run: bool) -> list[Finding]:
-    """Return the findings of one policy."""
+async def _examine_lease(api: KubernetesApi, namespace: str) -> list[Finding]:
+    """Return whether an election may be held in that namespace."""
+    return list(judge_rights(await review(api, namespace, ELECTS), namespace, check="lease"))
+
+
+async def _examine(
+    policy: Policy, caches: ClusterCaches, clock: SystemClock, *, dry_run: bool, elected: list[Finding]
+) -> list[Finding]:
+    """Return the findings of one policy.
+
+    Args:
+        elected: what stops the daemon from leading, which it need not where it writes nothing.
+    """
     acting, victims = not (dry_run or policy.dry_run), policy.scale_down.victims
     rights, template, nodes = await asyncio.gather(
         review(caches.api, policy.target.namespace, needed_rights(acting=acting, marking=victims.order != "cluster")),
@@ -132,6 +164,7 @@ async def _examine(policy: Policy, caches: ClusterCaches, clock: SystemClock, *,
         _read_nodes(caches.api),
     )
     findings = list(judge_rights(rights, policy.target.namespace, marks_needed=victims.on_failure == "hold"))
+    findings += elected if acting else []
     if template is not None:
         findings += [*judge_drain(policy, drain_of(template)), judge_room(policy, template, nodes)]
     parts = live_parts(policy, caches, clock, dry_run=True)  # an actuator that has nothing to write with

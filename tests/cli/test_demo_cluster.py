@@ -17,6 +17,7 @@ from autoscaler.cli.demo_cluster import (
     is_time_to_kill,
     judge,
     recording_of,
+    rights_of,
     served_policy,
 )
 from autoscaler.cli.main import run
@@ -73,6 +74,20 @@ def test_each_daemon_has_a_recording_of_its_own(record: str, name: str, expected
 def test_a_token_says_its_id() -> None:
     payload = base64.urlsafe_b64encode(json.dumps({"jti": "4f0c", "sub": "x"}).encode()).rstrip(b"=").decode()
     assert demo_cluster.token_id(f"header.{payload}.signature") == "4f0c"
+
+
+def test_the_account_has_exactly_what_deploy_grants() -> None:
+    deploy = Path(__file__).parents[2] / "deploy"
+    documents = [
+        item
+        for folder in ("base", "overlays/live", "components/gentle")
+        for path in (deploy / folder).glob("*.yaml")
+        for item in yaml.safe_load_all(path.read_text())
+        if isinstance(item, dict)
+    ]
+    rules = [rule for item in documents if item.get("kind") == "Role" for rule in item["rules"]]
+    granted = {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+    assert rights_of(HURRIED) == granted
 
 
 def test_the_pods_ask_for_what_the_profile_needs() -> None:

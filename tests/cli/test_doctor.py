@@ -16,6 +16,7 @@ from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.events import RIGHTS as TELLS
 from autoscaler.cli.doctor import needed_rights
 from autoscaler.cli.main import run
+from autoscaler.lease import RIGHTS as ELECTS
 from autoscaler.sources.deployment import RIGHTS as READS
 from autoscaler.sources.kubernetes_api import KubernetesApi
 from tests.cli.cluster import PODS, Cluster, cluster
@@ -157,6 +158,36 @@ def test_a_policy_that_has_pods_marked_needs_the_right_to_it(
     assert "patch pods" in found["rights"][0]["text"]
     code, found = findings(world, capsys, path, "--dry-run")
     assert levels(found)["rights"] == "ok"
+
+
+def test_a_lease_needs_rights_of_its_own(world: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(world.policy())
+    world.api.rights = needed_rights(acting=True) | ELECTS
+    code, found = findings(world, capsys, path, "--lease", "ops/autoscaler")
+    assert (code, levels(found)["lease"], levels(found)["rights"]) == (0, "ok", "ok")
+    reviews = [request.body["spec"] for request in world.api.requests if request.resource.endswith("reviews")]
+    asked = [one["resourceAttributes"] for one in reviews if one["resourceAttributes"]["resource"] == "leases"]
+    assert {one["verb"] for one in asked} == {"get", "create", "patch"}
+    assert {one["namespace"] for one in asked} == {"ops"}
+    assert "lease" not in findings(world, capsys, path)[1]
+    assert "lease" not in findings(world, capsys, path, "--lease", "ops/autoscaler", "--dry-run")[1]
+
+
+@pytest.mark.parametrize("right", sorted(ELECTS), ids=lambda right: right[2])
+def test_without_a_right_to_the_lease_nobody_would_write(
+    right: tuple[str, str, str], world: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.api.rights = (needed_rights(acting=True) | ELECTS) - {right}
+    code, found = findings(world, capsys, str(world.policy()), "--lease", "ops/autoscaler")
+    assert (code, levels(found)["lease"], levels(found)["rights"]) == (1, "problem", "ok")
+    (finding,) = found["lease"]
+    assert finding["text"] == f"not granted in ops: {right[2]} leases; no daemon comes to lead, and none writes"
+    assert f'apiGroups: ["coordination.k8s.io"], resources: [leases], verbs: [{right[2]}]' in finding["remedy"]
+
+
+def test_a_lease_without_a_namespace_is_refused(world: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert examine(world, str(world.policy()), "--lease", "autoscaler") == 2
+    assert "must be NAMESPACE/NAME" in capsys.readouterr().err
 
 
 def test_with_no_right_at_all_it_says_so(world: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.cli.doctor import needed_rights
+from autoscaler.lease import RIGHTS as ELECTS
 from autoscaler.testbed.api import Json
 from tests.cluster.daemon import LEFT_OUT
 from tests.cluster.manifests import Place, Right, autoscaler_of, deployment, grant, policy
@@ -89,6 +90,24 @@ async def test_a_right_that_is_missing_is_named(place: Place, tmp_path: Path, ri
     (finding,) = found["rights"]
     assert finding["text"].startswith(f"not granted in {place.namespace}: {right[2]} {right[1]}")
     assert (code, finding["level"]) == ((0, "warning") if right[1] == "events" else (1, "problem"))
+
+
+@pytest.mark.parametrize("missing", [None, *sorted(ELECTS)], ids=lambda right: right[2] if right else "none")
+async def test_the_rights_to_a_lease_are_asked_for_where_it_is(
+    place: Place, tmp_path: Path, missing: Right | None
+) -> None:
+    await place.create(deployment(replicas=1))
+    kubeconfig = await account(place, tmp_path, [*ALL, *(ELECTS - {missing})])
+    rules = policy(tmp_path, place.plane, place.namespace)
+    code, found = await doctor(kubeconfig, rules, "--lease", f"{place.namespace}/autoscaler")
+    (finding,) = found["lease"]
+    if missing is None:
+        assert (code, finding["level"]) == (0, "ok")
+    else:
+        assert (code, finding["level"]) == (1, "problem")
+        assert finding["text"].startswith(f"not granted in {place.namespace}: {missing[2]} leases")
+    _, elsewhere = await doctor(kubeconfig, rules, "--lease", "default/autoscaler")
+    assert elsewhere["lease"][0]["text"].startswith("not granted in default: create, get, patch leases")
 
 
 async def test_a_real_autoscaler_on_the_target_is_a_problem(place: Place, tmp_path: Path) -> None:
