@@ -5,7 +5,7 @@ import base64
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import Signals
@@ -84,10 +84,14 @@ def environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def running_daemon(kubeconfig: Path, *arguments: object) -> AsyncIterator[Daemon]:
-    """Run it while the block runs; it is killed where it has not ended. What it says on stderr is ours to read."""
+async def running_daemon(kubeconfig: Path, *arguments: object, entry: Sequence[str] = ENTRY) -> AsyncIterator[Daemon]:
+    """Run it while the block runs; it is killed where it has not ended. What it says on stderr is ours to read.
+
+    Args:
+        entry: the command that stands for `autoscaler run`.
+    """
     process = await asyncio.create_subprocess_exec(
-        *ENTRY,
+        *entry,
         "--kubeconfig",
         str(kubeconfig),
         "--listen",

@@ -10,7 +10,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflic
     503: "ServiceUnavailable",
 }
 Drop = Literal["", "before", "after"]
+Body = Json | str | Callable[[int], Json] | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Rule:
     watch: bool | None
     times: int | None
     status: int
-    body: Json | str | None
+    body: Body
     headers: Mapping[str, str]
     delay_s: float
     late_s: float
@@ -92,7 +93,7 @@ class Rule:
         """Return its own answer: the body, or a Status as the API server writes it."""
         if isinstance(self.body, str):
             return web.Response(status=self.status, text=self.body, content_type="text/html", headers=self.headers)
-        body = status_of(self.status) if self.body is None else self.body
+        body = self.body(self.hits) if callable(self.body) else self.body or status_of(self.status)
         return web.json_response(body, status=self.status, headers=self.headers)
 
 
@@ -138,7 +139,7 @@ class Proxy:
         watch: bool | None = None,
         times: int | None = None,
         status: int = 0,
-        body: Json | str | None = None,
+        body: Body = None,
         headers: Mapping[str, str] | None = None,
         delay_s: float = 0.0,
         late_s: float = 0.0,
@@ -152,7 +153,8 @@ class Proxy:
             watch: whether the request opens a watch; None for both.
             times: how often at most.
             status: of an answer that is the proxy's own; 0 forwards the request.
-            body: of that answer: an object, or an HTML page; None is a Status as the API server writes it.
+            body: of that answer: an object, also by the number of the hit, or an HTML page; None is a Status as the API
+                server writes it.
             delay_s: before anything else happens.
             late_s: after the API server has answered, and before the client hears of it.
             drop: drops the connection `before` the API server is asked, or `after` it has answered.
