@@ -9,6 +9,7 @@ counts from when the audit log has it as answered. Needs what `make cluster-tool
 
 import asyncio
 import math
+import os
 import random
 import signal
 import sys
@@ -69,6 +70,7 @@ def measure(crossings: int = CROSSINGS, seed: int = SEED) -> Iterator[tuple[str,
     """Yield label and value of each figure. Raises MissedError when ours was later than an interval and 0.2 s."""
     times = asyncio.run(_measure(crossings, random.Random(seed)))
     yield "crossings of each, seed", f"{crossings}, {seed}"
+    yield "cores, load of the last five minutes", f"{os.cpu_count()}, {os.getloadavg()[1]:.1f}"
     for kind, interval_s in INTERVALS_S.items():
         yield f"ours, a tick every {interval_s:g} s ({kind})", _shown(times.reaction[kind])
         yield "  of which from the start of the tick to the patch", _shown(times.work[kind])
