@@ -31,7 +31,8 @@ def rollout_of(deployment: Json, replica_sets: Collection[Json]) -> Rollout:
     """Return how far a Deployment's rollout is.
 
     A `Recreate` rollout ends every old pod first: then neither status nor ReplicaSets hold an older revision. What
-    tells is a newest ReplicaSet that wants nothing, and later, while new pods load, the condition Progressing.
+    tells is a newest ReplicaSet that wants nothing, then a status without pods of the new one, and later, while these
+    load, the condition Progressing.
 
     Args:
         replica_sets: those that the Deployment owns.
@@ -44,8 +45,9 @@ def rollout_of(deployment: Json, replica_sets: Collection[Json]) -> Rollout:
     older = any(_wants_or_has(item) for item in replica_sets if item is not newest)
     recreating = False
     if as_object(spec.get("strategy")).get("type") == "Recreate":
-        emptied = newest is not None and _wanted(newest) == 0 and count_of(spec, "replicas") > 0
-        recreating = emptied or (len(replica_sets) > 1 and progressing.get("reason") in UNDER_WAY)
+        emptied = newest is not None and _wanted(newest) == 0
+        begun = count_of(status, "updatedReplicas") == 0 or progressing.get("reason") in UNDER_WAY
+        recreating = count_of(spec, "replicas") > 0 and (emptied or (len(replica_sets) > 1 and begun))
     # A changed template of a paused Deployment has no ReplicaSet, and all of its pods count as behind.
     paused = spec.get("paused") is True
     return Rollout(

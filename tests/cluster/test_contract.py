@@ -188,6 +188,29 @@ async def test_a_rollout_lasts_until_the_old_revision_is_gone(place: Place, prod
     assert {pod.revision for pod in alive} == after
 
 
+async def test_a_recreate_rollout_lasts_until_the_new_pods_serve(place: Place, product: KubernetesApi) -> None:
+    await place.create(deployment(replicas=2, strategy={"type": "Recreate"}, fake={"drain-seconds": 1}))
+    before = {pod["metadata"]["uid"] for pod in await place.until_ready(2)}
+    async with target_of(product, place) as target:
+        assert not (await target.read()).rollout
+        patch = changed(**{"cold-start-seconds": 2})
+        await place.api.request("PATCH", f"{place.deployments}/chat", patch, content_type=STRATEGIC)
+        statuses: list[TargetStatus] = []
+        while not statuses or statuses[-1].ready_replicas < 2 or before & {pod.uid for pod in statuses[-1].pods}:
+            statuses.append(await target.read())
+            await asyncio.sleep(0.05)
+        # The first reads may still be from before the change, and the last may be the end of it.
+        began = next(index for index, status in enumerate(statuses) if status.rollout)
+        assert all(status.ready_replicas == 2 for status in statuses[:began])
+        assert all(status.rollout for status in statuses[began:-1])
+        assert any(status.ready_replicas == 0 for status in statuses[began:-1])
+        await eventually(lambda: _is_over(target), "end of the rollout")
+
+
+async def _is_over(target: DeploymentTarget) -> bool:
+    return not (await target.read()).rollout
+
+
 @pytest.mark.parametrize("fail", ["crash", "pull"])
 async def test_a_rollout_that_fails_is_unhealthy(place: Place, product: KubernetesApi, fail: str) -> None:
     await place.create(deployment(replicas=2))

@@ -161,6 +161,12 @@ def recreated(reason: str, replicas: int = 2, **status: Any) -> Json:
             id="old pods end, there is no new revision yet",
         ),
         pytest.param(
+            recreated("NewReplicaSetAvailable") | {"status": {"observedGeneration": 3}},
+            [replica_set("chat-2", revision=2, living=0), replica_set("chat-1", wanted=0)],
+            True,
+            id="the new revision is made, and not yet in the status",
+        ),
+        pytest.param(
             recreated("ReplicaSetUpdated", readyReplicas=1),
             [replica_set("chat-2", revision=2), replica_set("chat-1", wanted=0)],
             True,
