@@ -58,8 +58,8 @@ def command(
 
     The fleet is simulated; the loop, the scraping over HTTP, the decisions and the recording are the daemon's own.
 
-    With --cluster it is a process that scales a Deployment on a real control plane, under a ServiceAccount; after half
-    the time it is killed and a standby takes over. Only the kubelet is a fake, and the engines are simulated.
+    With --cluster it is a process that scales a Deployment on a real control plane, under a ServiceAccount; in the
+    middle of it it is killed, and a standby takes over. Only the kubelet is a fake, and the engines are simulated.
     """
     other = "hours" if cluster else "minutes"
     if context.get_parameter_source(other) is ParameterSource.COMMANDLINE:

@@ -79,6 +79,9 @@ Tick = tuple[Snapshot, Decision, Outcome]
 def run_on_cluster(*, minutes: float, seed: int, policy_file: Path, policy: Policy, report: Path, record: Path) -> int:
     """Run the demo, write its report, verify its recordings, and return the exit code."""
     console = Console(soft_wrap=not sys.stdout.isatty())
+    for path in (report, record):  # said now, not after minutes
+        if not path.parent.is_dir():
+            raise AutoscalerError(f"cannot write {path}: {path.parent} is no folder")
     try:
         find_tools()
         demo = asyncio.run(_run(console, 60.0 * minutes, seed, policy_file.read_text(), policy, record))
@@ -458,7 +461,7 @@ class ClusterDemo:
                     audited = self._traffic.at
                     self.written = written(self._plane.audited(), self.user)
                 self.look()
-                self._act()
+                self.act()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), LOOK_S)
             self.look()
@@ -478,7 +481,7 @@ class ClusterDemo:
 
     # --- the takeover -----------------------------------------------------------------------------------------------
 
-    def _act(self) -> None:
+    def act(self) -> None:
         """Kill the leader when it is time, and notice who follows. Raises EndedError when one ended by itself."""
         self.daemons[self._leader].process.check()
         if len(self.daemons) == 1:
@@ -586,11 +589,13 @@ def judge(seen: Written, policy: Policy, credentials: list[str]) -> Findings:
     in_turn = [who for who, _ in hands] == [one for one in credentials if one in {who for who, _ in hands}]
     names = dict(zip(credentials, "ab", strict=False))
     bounds = f"all within {low} to {high}" if not outside else f"{len(outside)} OUTSIDE {low} to {high}"
-    turns = ", then ".join(f"{count} by {names.get(who, who)}" for who, count in hands)
+    turns = ", then ".join(f"{some} by {names.get(who, who)}" for who, some in hands)
+    count = len(seen.scalings)
     path = " → ".join(str(one.replicas) for one in seen.scalings) or "none"
     more = ", ".join(f"{count} to {resource}" for resource, count in sorted(seen.more.items())) or "none"
+    changes = f"{count} change{'' if count == 1 else 's'} of replicas, {bounds}: {path}"
     lines = (
-        f"{len(seen.scalings)} changes of replicas, {bounds}: {path}" + (f"; {turns}" if len(hands) > 1 else ""),
+        f"{changes}; {turns}" if len(hands) > 1 else changes,
         f"other writes: {more}; {seen.refused} refused; others who moved the replicas: "
         + (", ".join(seen.others) or "nobody"),
     )

@@ -2,8 +2,10 @@
 
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -12,7 +14,10 @@ from autoscaler.cli import demo_cluster
 from autoscaler.cli.demo import demo_policy
 from autoscaler.cli.demo_cluster import (
     POLICY,
+    ClusterDemo,
+    Daemon,
     Follower,
+    Place,
     deployment_of,
     is_time_to_kill,
     judge,
@@ -24,7 +29,10 @@ from autoscaler.cli.main import run
 from autoscaler.policy_file import load_policies, shipped_policies
 from autoscaler.sim.report import TickRow
 from autoscaler.sim.scenario import rush_scenario
+from autoscaler.testbed.api import Api
 from autoscaler.testbed.audit import Scaling, Written
+from autoscaler.testbed.plane import EndedError, Plane, Process
+from autoscaler.testbed.simulated import Traffic
 from autoscaler.trace import TickLine, read_trace
 
 DEFAULT = load_policies([shipped_policies() / "default.yaml"]).policies["default"]
@@ -129,6 +137,58 @@ def test_the_leader_is_killed_soon_after_a_step_up(rows: list[TickRow], at: floa
     assert is_time_to_kill(rows, at, rush_scenario(duration_s=180.0)) is expected
 
 
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[ClusterDemo]:
+    """Return a run of three minutes with two daemons that only sleep."""
+    scenario, hands = rush_scenario(duration_s=180.0), Hands()
+    traffic = Traffic(scenario.profile, (), bin_s=10.0, now=hands)
+    traffic.begin()
+    hands.at = 67.0
+    traffic.advance()
+    processes = [Process(f"daemon-{name}", ("sleep", "600"), tmp_path) for name in "ab"]
+    daemons = [
+        Daemon(name, process, tmp_path / name, Follower(tmp_path / name), name)
+        for name, process in zip("ab", processes, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    place = Place(cast(Plane, None), cast(Api, None), "demo", "llama")
+    yield ClusterDemo(place, HURRIED, scenario, traffic, daemons, "v1")
+    for process in processes:
+        process.kill()
+
+
+class Hands:
+    """A clock."""
+
+    at = 0.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_the_standby_leads_when_the_leader_has_been_killed_after_a_step(demo: ClusterDemo) -> None:
+    leader, standby = (daemon.process for daemon in demo.daemons)
+    demo.act()
+    assert leader.pid
+    demo.collector.rows.append(replace(row(0.0, 1, 2), at=demo.began + 65.0))
+    demo.act()
+    assert not leader.pid
+    assert standby.pid
+    demo.act()
+    assert [event.text for event in demo.story] == ["the leader, a, is killed (SIGKILL)"]
+    standby.log.write_text('{"event": "standing_by"}\n{"event": "leading"}\n{"event": "lead')
+    demo.act()
+    assert [event.text for event in demo.story][1:] == ["b leads, 0 s later"]
+
+
+def test_a_daemon_that_ends_by_itself_is_told_with_its_log(demo: ClusterDemo) -> None:
+    demo.daemons[1].process.kill()
+    demo.daemons[1].process.log.write_text("no disk")
+    with pytest.raises(EndedError, match="daemon-b ended:\nno disk"):
+        demo.act()
+
+
 def seen(*scalings: tuple[str, int], refused: int = 0, others: tuple[str, ...] = ()) -> Written:
     found = tuple(Scaling(str(index), who, to) for index, (who, to) in enumerate(scalings))
     return Written(scalings=found, more={"leases": 3}, refused=refused, others=others)
@@ -138,7 +198,7 @@ def seen(*scalings: tuple[str, int], refused: int = 0, others: tuple[str, ...] =
     ("found", "good", "said"),
     [
         pytest.param(seen(), True, "0 changes of replicas, all within 1 to 8: none", id="nothing"),
-        pytest.param(seen(("a", 2)), True, "1 changes of replicas, all within 1 to 8: 2", id="one"),
+        pytest.param(seen(("a", 2)), True, "1 change of replicas, all within 1 to 8: 2", id="one"),
         pytest.param(seen(("a", 2), ("a", 4), ("b", 5)), True, "2 by a, then 1 by b", id="a-takeover"),
         pytest.param(seen(("a", 2), ("b", 4), ("a", 5)), False, "1 by a, then 1 by b, then 1 by a", id="two-writers"),
         pytest.param(seen(("b", 2), ("a", 4)), False, "1 by b, then 1 by a", id="the-dead-wrote"),
@@ -171,6 +231,15 @@ def test_a_recording_is_followed_while_it_grows_and_decided_as_it_was(tmp_path: 
     assert [snapshot.at for snapshot, _, _ in ticks] == [line.snapshot.at for line in recorded]
     assert [outcome for _, _, outcome in ticks] == [line.outcome for line in recorded]
     assert [decision for _, decision, _ in ticks] == [decision for _, decision, _ in at_once]
+
+
+@pytest.mark.parametrize("option", ["--report", "--record"])
+def test_where_nothing_can_be_written_is_said_at_once(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none" / "file"
+    assert run(["demo", "--cluster", option, str(path)]) == 1
+    assert capsys.readouterr().err == f"error: cannot write {path}: {path.parent} is no folder\n"
 
 
 def test_without_the_commands_it_says_what_to_do(
