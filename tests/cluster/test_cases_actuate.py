@@ -82,6 +82,7 @@ async def test_c090_conflict_on_write(site: Site, proxy: Proxy, tmp_path: Path, 
 
 
 async def test_c092_throttled_with_retry_after(site: Site, proxy: Proxy, tmp_path: Path) -> None:
+    """Events wait too. A Lease would not: its renewals are a lane of their own, there and here."""
     place = site.place
     await place.create(deployment(replicas=3))
     rules = policy(tmp_path, place.plane, place.namespace, replicas="{min: 3, max: 4}")

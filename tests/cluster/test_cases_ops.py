@@ -4,10 +4,8 @@ C143 is in `test_watch.py` for pods, and in `tests/sources/test_prometheus_api.p
 """
 
 import asyncio
-import gc
 import gzip
 import json
-import os
 import signal
 import ssl
 import sys
@@ -29,6 +27,7 @@ from tests.cluster.inside import Inside, JumpingClock, ShiftedClock, running_ins
 from tests.cluster.manifests import Place, deployment, eventually, grant, new_place, policy
 from tests.cluster.proxy import Proxy, status_of
 from tests.cluster.site import DEPLOYED, Site, site_of
+from tests.test_loop import resident_mb, sockets
 
 SCALE = "/deployments/.*/scale$"
 
@@ -129,18 +128,6 @@ async def test_c140_a_dead_watch_is_no_sign_of_life(site: Site, tmp_path: Path) 
 
 
 # --- C141 -----------------------------------------------------------------------------------------------------------
-
-
-def sockets() -> int:
-    """Return how many sockets the process has open."""
-    return sum(str(file.readlink()).startswith("socket:") for file in Path("/proc/self/fd").iterdir() if file.exists())
-
-
-def resident_mb() -> float:
-    """Return the resident memory of the process."""
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 async def test_c141_two_thousand_ticks_open_nothing_new(
@@ -389,7 +376,7 @@ async def test_c150_the_wall_clock_steps_backwards(site: Site, tmp_path: Path, m
 
 
 async def test_c152_dry_run_writes_nothing_anywhere(site: Site, tmp_path: Path) -> None:
-    """No Lease either, although one is given: a dry-run needs none."""
+    """No Lease either, although one is given: a dry-run needs none. Batching limits are nobody's to write yet."""
     place = site.place
     await grant(place, DEPLOYED | {("", "pods", "patch")}, "dry")
     dry = await site_of(place, "dry", tmp_path)
