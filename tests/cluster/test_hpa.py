@@ -43,7 +43,9 @@ async def test_a_real_autoscaler_that_scales_is_yielded_to_within_an_interval(si
         assert first["desired_replicas"] == 2
         await daemon.until("decision", outcome="applied")  # it is in the middle of growing
         queue = 3.5 * QUEUE_A_REPLICA
-        await place.apply(queue_autoscaler_of("chat", each=QUEUE_A_REPLICA))
+        autoscaler = queue_autoscaler_of("chat", each=QUEUE_A_REPLICA)
+        autoscaler["spec"]["behavior"] = {"scaleDown": {"stabilizationWindowSeconds": 0}}
+        await place.apply(autoscaler)
         for size in (4, 2):
             queue = (size - 0.5) * QUEUE_A_REPLICA
             await daemon.until("decision", current_replicas=size)
@@ -55,7 +57,7 @@ async def test_a_real_autoscaler_that_scales_is_yielded_to_within_an_interval(si
         assert await daemon.end(signal.SIGTERM) == 0
     created, deleted = [event.answered_at for event in await about_autoscalers(site)]
     beside = [line for line in daemon.of("decision") if created < line["at"] < deleted]
-    assert len(beside) > 10
+    assert len(beside) > 3
     # The first may have been about to be made when the autoscaler came.
     assert {(line["action"], line["reason"]) for line in beside[1:]} == {("hold", "other_owner")}
     turns = [user for user, _ in itertools.groupby(event.user for event in await written(site))]
