@@ -8,6 +8,7 @@ from typing import Any
 
 from autoscaler.core.policy import Policy, VllmSignals
 from autoscaler.core.types import (
+    FIELD_MANAGER,
     WHOLE_PAGE,
     Decision,
     Direction,
@@ -212,7 +213,9 @@ def judge_owners(status: TargetStatus, hpa_visible: bool | None) -> Finding:
         return problem("owners", text, "remove one of the two")
     if hpa_visible is not True:
         return unknown("owners", "HorizontalPodAutoscalers cannot be listed", "grant list horizontalpodautoscalers")
-    return ok("owners", "nobody else writes the replicas")
+    if status.scaled_by in ("", FIELD_MANAGER):
+        return ok("owners", "nobody else writes the replicas")
+    return ok("owners", f"no autoscaler writes the replicas; {status.scaled_by} did last")
 
 
 # --- signals --------------------------------------------------------------------------------------------------------

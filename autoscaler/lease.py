@@ -113,10 +113,10 @@ class Memories:
     # --- the loop's side --------------------------------------------------------------------------------------------
 
     def learned(self, policy: Policy, state: State) -> None:
-        """Take note of a state after a tick; the next save has it, at once where it has acted."""
-        known = self._states.get(policy.name)
+        """Take note of a state after a tick; the next save has it, at once where replicas were changed."""
+        _, known = self._states.get(policy.name, (policy, State()))
         self._states[policy.name] = (policy, state)
-        if state.last_action_at != (known[1].last_action_at if known is not None else None):
+        if (state.last_action_at, state.owners.change) != (known.last_action_at, known.owners.change):
             self._actions += 1
             self.news.set()
 

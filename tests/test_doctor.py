@@ -120,7 +120,16 @@ def test_a_target_that_cannot_be_read_is_a_problem_with_a_remedy(reason: str) ->
         ),
         pytest.param(replace(CHAT, pin=3), ["ok", "warning"], "pinned to 3", id="pinned"),
         pytest.param(replace(CHAT, direction=Direction.UP_ONLY), ["ok", "warning"], "direction up-only", id="one way"),
-        pytest.param(replace(CHAT, rollout_unhealthy=True), ["ok", "warning"], "rollout", id="rollout"),
+        pytest.param(
+            replace(CHAT, rollout_unhealthy=True), ["ok", "warning"], "is under way whose pods fail", id="rollout"
+        ),
+        pytest.param(
+            replace(CHAT, rollout_unhealthy=True, rollout_failed=True),
+            ["ok", "warning"],
+            "a rollout has failed",
+            id="failed rollout",
+        ),
+        pytest.param(replace(CHAT, refused="exceeded quota: gpus"), ["ok", "warning"], "exceeded quota", id="quota"),
     ],
 )
 def test_target(target: TargetStatus, expected: list[str], words: str) -> None:
@@ -148,6 +157,16 @@ def test_owners(owner: str, visible: bool | None, expected: str) -> None:
     finding = judge_owners(replace(CHAT, other_owner=owner), visible)
     assert finding.level == expected
     assert owner in finding.text
+
+
+@pytest.mark.parametrize(
+    ("writer", "words"),
+    [("", "nobody else"), ("autoscaler", "nobody else"), ("helm", "helm did last")],
+)
+def test_who_wrote_the_replicas_last(writer: str, words: str) -> None:
+    finding = judge_owners(replace(CHAT, scaled_by=writer), True)
+    assert finding.level == "ok"
+    assert words in finding.text
 
 
 # --- signals --------------------------------------------------------------------------------------------------------

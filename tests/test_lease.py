@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from autoscaler.core.memory import Memory
+from autoscaler.core.owners import Owners
 from autoscaler.core.policy import Policy, TargetRef
 from autoscaler.core.state import State
+from autoscaler.core.types import ForeignChange
 from autoscaler.errors import TargetError
 from autoscaler.lease import KEPT_S, MAX_BYTES, PREFIX, SAVE_EVERY_S, Elector, Memories, micro_time
 from tests.core.world import P0, START, World
@@ -625,6 +627,16 @@ async def test_the_next_leader_knows_the_cooldown_before_it_may_write(town: Town
     assert (state.last_up_at, state.changes) == (acted_at, ((acted_at, 2),))
     assert [(name, at) for name, at, _ in b.recalled] == [("chat", town.clock.at)]
     assert b.memories.recall(policy, state, town.clock.at) is state
+
+
+async def test_what_somebody_else_did_is_saved_at_once(town: Town) -> None:
+    a = await town.leader()
+    policy, at = named("chat"), town.clock.at
+    change = ForeignChange(at=at, before=5, after=2, by="argocd-controller", undid=True)
+    a.memories.learned(policy, ticked(at))
+    a.memories.learned(policy, ticked(at, owners=Owners(uid="u-1", replicas=2, change=change, conflict=change)))
+    await settle()
+    assert town.leases.memories["chat"]["owners"]["conflict"]["by"] == "argocd-controller"
 
 
 async def test_it_is_saved_every_fifteen_seconds_after_an_action_and_at_the_end(town: Town) -> None:

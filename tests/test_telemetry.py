@@ -389,6 +389,16 @@ def test_c111_a_template_that_cuts_requests_is_said_once_with_its_numbers(bench:
     assert second.startswith("terminationGracePeriodSeconds 60 <")
 
 
+def test_pods_that_are_refused_are_said_once_whatever_is_decided(bench: Bench, sink: Sink) -> None:
+    bench.telemetry.loaded(a_policy())
+    for at, refused in ((0.0, ""), (5.0, "exceeded quota: a"), (10.0, "exceeded quota: a"), (15.0, "denied")):
+        snapshot = a_snapshot(at)
+        snapshot = replace(snapshot, target=replace(snapshot.target, refused=refused))
+        decision = a_decision(at, action=Hold(), reason=Reason.STEADY)
+        bench.telemetry.tick("chat", snapshot, decision, Outcome.UNCHANGED, 0.2)
+    assert [line["detail"] for line in sink.events("pods_refused")] == ["exceeded quota: a", "denied"]
+
+
 def test_without_a_wish_for_time_to_drain_nothing_is_said_of_it(bench: Bench, sink: Sink) -> None:
     bench.telemetry.loaded(a_policy())
     snapshot = a_snapshot()

@@ -312,6 +312,9 @@ class Telemetry:
         if decision.change is not None:
             say = log.warning if decision.change.undid else log.info
             say("replicas_changed", **_change_fields(decision.change))
+        refused = snapshot.target.refused
+        if refused and memory.texts.is_news(("refused", refused), snapshot.at):
+            log.warning("pods_refused", detail=refused)
         if lacking and memory.texts.is_news(("drain", lacking), snapshot.at):
             log.warning("unsafe_drain", detail=lacking)
         self._log_gaps(log, memory, snapshot)
