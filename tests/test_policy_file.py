@@ -379,6 +379,12 @@ def test_schedules_that_contradict_each_other_are_a_warning() -> None:
     assert warning.message == "is above the max of night (4), which wins while both are active"
 
 
+def test_a_fallback_that_never_grows_is_a_warning() -> None:
+    assert parse_policies(document("fallback: {replicas: 2}"), "chat.yaml").warnings == ()
+    (warning,) = parse_policies(document("fallback: {replicas: 1}"), "chat.yaml").warnings
+    assert (warning.key, warning.message) == ("spec.fallback.replicas", "never grows: replicas.min is 1")
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 SCHEDULE = "schedules: [{cron: 0 8 * * *, %s}]"
@@ -507,6 +513,14 @@ BAD = [
         "0 8 * * * UTC is there already: give each its own name",
         id="two without a name",
     ),
+    pytest.param("approval: {required: maybe}", "spec.approval.required", "must be one of true, yes", id="maybe"),
+    pytest.param("approval: {expiry: 0s}", "spec.approval.expiry", "must be above 0", id="expiry 0"),
+    pytest.param("approval: {timeout: 5m}", "spec.approval.timeout", "unknown key", id="approval key"),
+    pytest.param("fallback: {}", "spec.fallback.replicas", "is required (grow to so many", id="fallback to what"),
+    pytest.param("fallback: {replicas: 0}", "spec.fallback.replicas", "must be at least 1", id="fallback 0"),
+    pytest.param("fallback: {replicas: 9}", "spec.fallback.replicas", "above replicas.max (8)", id="fallback 9"),
+    pytest.param("fallback: {replicas: 3, after: 0}", "spec.fallback.after", "must be at least 1", id="after 0"),
+    pytest.param("fallback: {replicas: 3, after: 30s}", "spec.fallback.after", "must be a number", id="after 30s"),
     pytest.param("dryRun: 1\ndryRun: 0", "spec.dryRun", "is given twice, again in line 8", id="twice"),
     pytest.param("cooldown: !seconds 5", "spec.cooldown", "unknown YAML tag, '!seconds'", id="tag"),
     pytest.param('cooldown: "\\ud800"', "spec.cooldown", "half of an escaped character", id="surrogate"),

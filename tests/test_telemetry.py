@@ -27,6 +27,7 @@ from autoscaler.core.policy import Evidence, Policy, PrometheusServer, ReplicaBo
 from autoscaler.core.types import (
     WHOLE_PAGE,
     Action,
+    Bounds,
     Decision,
     DeletionCost,
     Demand,
@@ -46,6 +47,7 @@ from autoscaler.core.types import (
     ScaleReplicas,
     Score,
     Snapshot,
+    Standing,
     Step,
     TargetStatus,
 )
@@ -268,6 +270,53 @@ def test_a_tick_is_reported_whatever_the_reason(bench: Bench, sink: Sink, reason
     bench.telemetry.tick("chat", a_snapshot(), nothing, Outcome.FAILED, math.inf)
     assert [line["reason"] for line in sink.events("decision")] == [str(reason)]
     assert bench.value("decisions_total", reason=str(reason)) == 1.0
+
+
+STANDING = Standing(up=True, to=6, made_at=1_764_500_000.0, expires_at=1_764_500_600.0, wished_at=1_764_500_000.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "gauge"),
+    [
+        pytest.param(Hold(), "waits", 6.0, id="waits"),
+        pytest.param(ScaleReplicas(seen=4, to=6), "approved", None, id="approved"),
+    ],
+)
+def test_a_proposal_is_in_the_line_and_in_a_gauge(
+    bench: Bench, sink: Sink, action: Action, state: str, gauge: float | None
+) -> None:
+    decision = a_decision(action=action)
+    proposed = replace(decision, proposal=replace(decision.proposal, standing=STANDING))
+    bench.telemetry.tick("chat", a_snapshot(), proposed, Outcome.UNCHANGED, 0.1)
+    (line,) = sink.events("decision")
+    assert line["approval"] == {
+        "id": "up-to-6-t6jcww",
+        "state": state,
+        "replicas": 6,
+        "expires_at": STANDING.expires_at,
+    }
+    assert bench.value("proposed_replicas") == gauge
+    bench.telemetry.tick("chat", a_snapshot(), decision, Outcome.UNCHANGED, 0.1)
+    assert bench.value("proposed_replicas") is None
+
+
+def test_the_bounds_that_a_schedule_moves_are_in_the_line_and_in_the_gauges(bench: Bench, sink: Sink) -> None:
+    bench.telemetry.loaded(a_policy())
+    moved = replace(a_decision(), bounds=Bounds(min=4, max=6, by=("day",)))
+    bench.telemetry.tick("chat", a_snapshot(), moved, Outcome.UNCHANGED, 0.1)
+    assert sink.events("decision")[0]["bounds"] == "min 4, max 6 by schedule day"
+    assert (bench.value("min_replicas"), bench.value("max_replicas")) == (4.0, 6.0)
+    bench.telemetry.tick("chat", a_snapshot(), a_decision(), Outcome.UNCHANGED, 0.1)
+    assert (bench.value("min_replicas"), bench.value("max_replicas")) == (2.0, 8.0)
+
+
+def test_console_line_of_a_proposal_between_moved_bounds() -> None:
+    terminal = Terminal()
+    configure_logging("info", stream=terminal)
+    decision = replace(a_decision(action=Hold()), bounds=Bounds(min=4, max=6, by=("day",)))
+    proposed = replace(decision, proposal=replace(decision.proposal, standing=STANDING))
+    Bench().telemetry.tick("chat", a_snapshot(), proposed, Outcome.UNCHANGED, 0.1)
+    assert "  min 4, max 6 by schedule day  proposal up-to-6-t6jcww waits  steps " in terminal.getvalue()
 
 
 def test_console_line_is_short() -> None:

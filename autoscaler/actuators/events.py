@@ -12,8 +12,19 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from autoscaler.actuators.deployment import ScaleApi
+from autoscaler.core.approval import APPROVE
 from autoscaler.core.policy import Policy
-from autoscaler.core.types import FIELD_MANAGER, Decision, ForeignChange, Hold, Outcome, Reason, ScaleReplicas, Snapshot
+from autoscaler.core.types import (
+    FIELD_MANAGER,
+    Decision,
+    ForeignChange,
+    Hold,
+    Outcome,
+    Reason,
+    ScaleReplicas,
+    Snapshot,
+    Standing,
+)
 from autoscaler.errors import TargetError
 
 EVENTS = "/api/v1/namespaces/{namespace}/events"
@@ -41,6 +52,8 @@ HELD = frozenset(
 MEANT = frozenset({Reason.SCALED_TO_ZERO, Reason.PAUSED})
 """Holds that somebody wished for: Normal, not Warning."""
 
+PROPOSED = "AwaitingApproval"
+"""The Event of a proposal that waits for a person; each new id is told."""
 CHANGED = "ReplicasChanged"
 """The Event of a change by somebody else; an owner's changes, to which we yield, are its own to tell."""
 QUIET_S = 60.0
@@ -119,6 +132,7 @@ class Changes:
         self._held_at: dict[Reason, float] = {}
         self._failed_at: dict[Reason, float] = {}
         self._scored_at: float | None = None
+        self._proposed: Standing | None = None
         self.follow(policy)
 
     def follow(self, policy: Policy) -> None:
@@ -146,6 +160,7 @@ class Changes:
                     sizes += f" ({error})" if error else ""
                     yield _note(snapshot, f"{camel(reason)}Failed", True, f"could not scale {sizes}: {explained}")
                 self._failed_at[reason] = at
+        yield from self._proposals(snapshot, decision, explained)
         for held in self._holds(snapshot, decision):
             if held not in self._held_at:
                 current = snapshot.target.current_replicas
@@ -153,6 +168,21 @@ class Changes:
             self._held_at[held] = at
         for over in self._ended(at):
             yield _note(snapshot, f"{camel(over)}Ended", False, f"no longer {over}: {explained}")
+
+    def _proposals(self, snapshot: Snapshot, decision: Decision, explained: str) -> Iterator[Note]:
+        """Yield the proposal that is new, with how to approve it, or that the last one is withdrawn."""
+        standing, before = decision.proposal.standing, self._proposed
+        if isinstance(decision.action, ScaleReplicas):
+            self._proposed = None
+            return
+        self._proposed = standing
+        if standing is not None and (before is None or before.id != standing.id):
+            target = snapshot.target
+            how = f"kubectl -n {target.namespace} annotate deployment {target.name} --overwrite {APPROVE}={standing.id}"
+            sizes = f"{target.current_replicas} to {standing.to} until {_stamp(standing.expires_at)}"
+            yield _note(snapshot, PROPOSED, False, f"proposes {sizes}; to approve: {how}; {explained}")
+        elif standing is None and before is not None:
+            yield _note(snapshot, f"{PROPOSED}Ended", False, f"{before.id} is withdrawn: {explained}")
 
     def _holds(self, snapshot: Snapshot, decision: Decision) -> Iterator[Reason]:
         """Yield the holds of this tick that are worth an Event."""

@@ -1,5 +1,6 @@
 """decide(): the whole pipeline on one page."""
 
+from autoscaler.core.approval import await_approval
 from autoscaler.core.demand import Capacity, DemandWindow, measure_demand
 from autoscaler.core.forecast import forecast_demand, forecast_score, learned_horizon
 from autoscaler.core.guards import GUARDS, Tick, ordering_score, pressure, propose
@@ -48,7 +49,7 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
     proposal = propose(tick)
     if not proposal.final:
         # Evidence first; bounds last, so that nothing overrules them. A person's pin knows bounds only.
-        for guard in GUARDS if proposal.reason is not Reason.PINNED else GUARDS[-1:]:
+        for guard in (*GUARDS, await_approval) if proposal.reason is not Reason.PINNED else GUARDS[-1:]:
             proposal = guard(tick, proposal)
     return Decision(
         at=snapshot.at,
@@ -98,6 +99,8 @@ def unblocks(tick: Tick, proposal: Proposal) -> tuple[str, ...]:
     """Return what would have to change for the next step up and the next step down, a line each."""
     if proposal.replicas != proposal.current:
         return ()
+    if proposal.reason is Reason.AWAITING_APPROVAL:
+        return (_missing_for_approval(proposal),)
     if proposal.final or proposal.reason is Reason.PINNED:
         words = _who_holds(tick, proposal.reason)
         return (f"held by {proposal.reason}" + (f": {words}" if words else ""),)
@@ -132,6 +135,12 @@ def _who_holds(tick: Tick, reason: Reason) -> str:
     return {Reason.PAUSED: tick.snapshot.target.paused, Reason.OTHER_OWNER: tick.snapshot.target.other_owner}.get(
         reason, ""
     )
+
+
+def _missing_for_approval(proposal: Proposal) -> str:
+    last, standing = proposal.steps[-1], proposal.standing
+    way, to = ("down", last.before) if standing is None or not standing.up else ("up", standing.to)
+    return f"{way} to {to}: waits for {last.rule} ({last.detail})"
 
 
 def _by(bounds: Bounds) -> str:

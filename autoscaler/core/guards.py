@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from autoscaler.core.facts import Facts
 from autoscaler.core.owners import standing_down_s
 from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
-from autoscaler.core.state import State, down_window_s, growing_s
+from autoscaler.core.state import State, blind_ticks, down_window_s, growing_s
 from autoscaler.core.types import (
     Bounds,
     Demand,
@@ -70,6 +70,9 @@ def propose(tick: Tick) -> Proposal:
     if pin is not None:
         return Proposal(current=current, replicas=pin, reason=Reason.PINNED, wished=pin)
     if tick.score.value is None:
+        fallback = _fallback(tick)
+        if fallback > current:
+            return Proposal(current=current, replicas=fallback, reason=Reason.UP_FALLBACK, wished=fallback)
         return Proposal(current=current, replicas=current, reason=_ignorance(tick), wished=current)
     wishes = _growth(tick)
     growth, reason = max(wishes, key=lambda wish: wish[0])
@@ -98,6 +101,14 @@ def _stand_down(tick: Tick) -> Reason | None:
     if tick.state.doubled_polls >= DOUBLED_POLLS:
         return Reason.GROUP_SIZE
     return None
+
+
+def _fallback(tick: Tick) -> int:
+    """Return the replicas to grow to after too many ticks without a score; 0 for no such wish."""
+    fallback = tick.policy.fallback
+    if fallback is None or blind_ticks(tick.state, tick.score.value) < fallback.after:
+        return 0
+    return fallback.replicas
 
 
 def _ignorance(tick: Tick) -> Reason:
@@ -232,7 +243,9 @@ def count_pending(tick: Tick, proposal: Proposal) -> Proposal:
             return _held(proposal, Reason.QUOTA, target.refused)
         if facts.stuck:
             return _held(proposal, Reason.UNSCHEDULABLE, f"{facts.stuck} pods find no node")
-        if tick.policy.sizing is Sizing.SCORE and facts.loading and not proposal.urgent:
+        # The fallback is a size, not a step: what loads is in it already.
+        steps = tick.policy.sizing is Sizing.SCORE and proposal.reason is not Reason.UP_FALLBACK
+        if steps and facts.loading and not proposal.urgent:
             return _held(proposal, Reason.PENDING_CAPACITY, f"{facts.loading} replicas are loading")
     elif proposal.replicas < proposal.current and facts.unready:
         return _held(proposal, Reason.UNREADY_PODS, f"{facts.unready} pods were ready and are not")
@@ -342,7 +355,9 @@ def protect_requests(tick: Tick, proposal: Proposal) -> Proposal:
 
 
 def limit_step(tick: Tick, proposal: Proposal) -> Proposal:
-    """Limit one action to `maxStep` replicas."""
+    """Limit one action to `maxStep` replicas. The fallback is no step but a size that somebody chose."""
+    if proposal.reason is Reason.UP_FALLBACK:
+        return proposal
     up, down = tick.policy.scale_up.max_step, tick.policy.scale_down.max_step
     high = math.inf if up is None else proposal.current + up
     low = -math.inf if down is None else proposal.current - down
@@ -351,7 +366,9 @@ def limit_step(tick: Tick, proposal: Proposal) -> Proposal:
 
 
 def limit_rate(tick: Tick, proposal: Proposal) -> Proposal:
-    """Limit the change per period to the rate budgets."""
+    """Limit the change per period to the rate budgets, but for the fallback."""
+    if proposal.reason is Reason.UP_FALLBACK:
+        return proposal
     up, down = tick.policy.scale_up, tick.policy.scale_down
     ages = [(tick.snapshot.at - when, change) for when, change in tick.state.changes]
     if proposal.replicas > proposal.current and up.budgets:

@@ -13,7 +13,7 @@ from autoscaler.core.owners import Owners, merged, unknown_step
 from autoscaler.core.plain import Plain, to_plain
 from autoscaler.core.policy import Policy, StepTime, TargetRef
 from autoscaler.core.state import STARTS_KEPT, Hindsight, Recommended, State, longest_hole_s
-from autoscaler.core.types import ForeignChange, Regime
+from autoscaler.core.types import ForeignChange, Regime, Standing
 
 VERSION = 1
 DIGITS = 6
@@ -42,6 +42,7 @@ class Memory:
     hindsight: Hindsight = field(default_factory=Hindsight)
     model: StepModel | None = None
     owners: Owners = field(default_factory=Owners)
+    standing: Standing | None = None
 
 
 def memory_of(policy: Policy, state: State) -> Memory | None:
@@ -60,6 +61,7 @@ def memory_of(policy: Policy, state: State) -> Memory | None:
         hindsight=state.hindsight,
         model=state.model if state.model is not None and state.model.rows else None,
         owners=state.owners,
+        standing=state.standing,
     )
 
 
@@ -91,6 +93,7 @@ def recall(policy: Policy, state: State, memory: Memory, at: float) -> State:
         hindsight=_hindsight(policy, state.hindsight, memory.hindsight, at),
         model=_model(state.model, memory.model, at) if learns else state.model,
         owners=merged(state.owners, memory.owners, at),
+        standing=_standing(state.standing, memory.standing, at),
     )
 
 
@@ -133,6 +136,11 @@ def _model(own: StepModel | None, kept: StepModel | None, at: float) -> StepMode
     return replace(kept, at=min(kept.at, at))
 
 
+def _standing(own: Standing | None, kept: Standing | None, at: float) -> Standing | None:
+    """Return the proposal that the last leader told people of, while it stands; ours was told to nobody."""
+    return kept if kept is not None and at < kept.expires_at else own
+
+
 def _name(target: TargetRef) -> str:
     return f"{target.namespace}/{target.deployment}"
 
@@ -162,6 +170,7 @@ def memory_to_plain(memory: Memory) -> dict[str, Plain]:
         "hindsight": None if hindsight == Hindsight() else {name: value for name, value in learned.items() if value},
         "model": model,
         "owners": None if owners == Owners() else owners,
+        "standing": memory.standing,
     }
     return {"version": VERSION, **{name: to_plain(value) for name, value in plain.items() if value or value == 0.0}}
 
@@ -174,7 +183,7 @@ def memory_from_plain(plain: object) -> Memory:
     target = content.get("target")
     if not isinstance(target, str):
         raise ValueError("no target")
-    model = content.get("model")
+    model, standing = content.get("model"), content.get("standing")
     return Memory(
         target=target,
         at=_number(content.get("at")),
@@ -187,6 +196,7 @@ def memory_from_plain(plain: object) -> Memory:
         hindsight=_hindsight_from_plain(_mapping(content.get("hindsight") or {})),
         model=None if model is None else _model_from_plain(_mapping(model)),
         owners=_owners_from_plain(_mapping(content.get("owners") or {})),
+        standing=None if standing is None else _standing_from_plain(_mapping(standing)),
     )
 
 
@@ -237,6 +247,16 @@ def _model_from_plain(plain: Mapping[str, object]) -> StepModel:
         gram=np.array(gram),
         moment=np.array(_each(_row(plain.get("moment"), 4), _number)),
         at=_number(plain.get("at")),
+    )
+
+
+def _standing_from_plain(plain: Mapping[str, object]) -> Standing:
+    return Standing(
+        up=plain.get("up") is True,
+        to=_whole(plain.get("to")),
+        made_at=_number(plain.get("made_at")),
+        expires_at=_number(plain.get("expires_at")),
+        wished_at=_number(plain.get("wished_at")),
     )
 
 

@@ -619,6 +619,32 @@ class OwnersPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    """Propose mode: a person approves each step, by the annotation `autoscaler/approve` on the Deployment.
+
+    Args:
+        required: write nothing that was not approved.
+        expiry_s: a proposal is withdrawn after this long; the next one has another id.
+    """
+
+    required: bool = False
+    expiry_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """The size to grow to while too little is known for a score.
+
+    Args:
+        replicas: grow to so many; never shrink to them.
+        after: evaluations in a row without a score, while pods are ready.
+    """
+
+    replicas: int
+    after: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything one target is scaled by.
 
@@ -644,6 +670,8 @@ class Policy:
         owners: when to stop writing against another writer of the replicas.
         schedules: windows of time in which other bounds hold. Of several at once the largest `min` and the smallest
             `max` count, and `max` more than `min`.
+        approval: whether a person has to approve each step.
+        fallback: the size to grow to while too little is known; null holds.
     """
 
     name: str
@@ -666,6 +694,8 @@ class Policy:
     health: HealthFuse = field(default_factory=HealthFuse)
     owners: OwnersPolicy = field(default_factory=OwnersPolicy)
     schedules: tuple[Schedule, ...] = ()
+    approval: Approval = field(default_factory=Approval)
+    fallback: Fallback | None = None
 
     def bounds(self, active: Collection[str] = ()) -> Bounds:
         """Return the bounds that hold while these schedules, by their labels, are active."""
@@ -707,6 +737,8 @@ _AT_LEAST_ONE = (
     "demand.max_num_seqs",
     "emergency.factor",
     "pending.crash_restarts",
+    "fallback.replicas",
+    "fallback.after",
     "owners.reversions",
 )
 _ABOVE_ZERO = (
@@ -732,6 +764,7 @@ _ABOVE_ZERO = (
     "prediction.change_sigma",
     "prediction.score_window_s",
     "demand.prior.c0",
+    "approval.expiry_s",
 )
 _NOT_NEGATIVE = (
     "replicas.min",
@@ -806,6 +839,8 @@ def complaints(policy: Policy) -> Iterator[Complaint]:
     yield from _speed_complaints(policy)
     yield from _prediction_complaints(policy)
     yield from _schedule_complaints(policy)
+    if policy.fallback is not None and policy.fallback.replicas > policy.most_replicas >= 1:
+        yield "fallback.replicas", policy.fallback.replicas, f"must not be above replicas.max ({policy.most_replicas})"
 
 
 def warnings(policy: Policy) -> Iterator[Complaint]:
@@ -819,6 +854,9 @@ def warnings(policy: Policy) -> Iterator[Complaint]:
             yield "scale_down.threshold", down, advice
     if policy.scale_down.stabilization_s < 60.0:
         yield "scale_down.stabilization_s", policy.scale_down.stabilization_s, "below 60s replicas may flap"
+    if policy.fallback is not None and policy.fallback.replicas <= policy.replicas.min:
+        advice = f"never grows: replicas.min is {policy.replicas.min}"
+        yield "fallback.replicas", policy.fallback.replicas, advice
     yield from _window_warnings(policy)
     yield from _timeout_warnings(policy)
 

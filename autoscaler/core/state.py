@@ -28,6 +28,7 @@ from autoscaler.core.types import (
     Regime,
     ScaleReplicas,
     Snapshot,
+    Standing,
 )
 from autoscaler.core.window import (
     CAPACITY,
@@ -135,6 +136,8 @@ class State:
         saturated_s: for how long in all the backlog was critical and growing.
         doubled_polls: polls in a row with a whole multiple of the pods that the replicas explain.
         owners: who else wrote the replicas.
+        blind: ticks in a row without a score although pods were ready.
+        standing: the proposal that waits for a person's approval.
     """
 
     memory: EngineMemory | None = None
@@ -159,6 +162,8 @@ class State:
     no_score_since: float | None = None
     doubled_polls: int = 0
     owners: Owners = field(default_factory=Owners)
+    blind: int = 0
+    standing: Standing | None = None
 
     @property
     def last_action_at(self) -> float | None:
@@ -224,6 +229,8 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         no_score_since=state.no_score_since,
         doubled_polls=_doubled_polls(policy, state.doubled_polls, snapshot, joined),
         owners=owners,
+        blind=state.blind,
+        standing=state.standing,
     )
 
 
@@ -422,7 +429,7 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
     if decision.reason in FRESH_REASONS:
         owners = state.owners if state.owners.change is None else replace(state.owners, change=None)
         fresh = replace(state, recommendations=(), scores=(), changes=(), last_up_at=None, last_down_at=None)
-        return replace(fresh, owners=owners)
+        return replace(fresh, owners=owners, blind=0, standing=None)
     value = decision.score.value if decision.score is not None else None
     state = replace(
         state,
@@ -431,6 +438,8 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
         recommendations=_recommendations(policy, state, decision),
         saturated_s=_saturated(policy, state, decision),
         no_score_since=None if value is not None else (at if state.no_score_since is None else state.no_score_since),
+        blind=blind_ticks(state, value),
+        standing=proposal.standing,
     )
     if not isinstance(decision.action, ScaleReplicas) or outcome not in (Outcome.APPLIED, Outcome.SIMULATED):
         return state
@@ -444,7 +453,17 @@ def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) 
         last_up_at=at if change > 0 else state.last_up_at,
         last_down_at=at if change < 0 else state.last_down_at,
         saturated_s=0.0 if proposal.reason is Reason.UP_SATURATION else state.saturated_s,
+        standing=None,
     )
+
+
+def blind_ticks(state: State, score: float | None) -> int:
+    """Return for how many ticks in a row, this one included, there has been no score although pods are ready.
+
+    While none is, nobody can be read: they load or have failed, and the fallback's pods would do the same.
+    """
+    ready = state.facts is not None and state.facts.expected > 0
+    return state.blind + 1 if score is None and ready else 0
 
 
 def _longest_period(policy: Policy) -> float:

@@ -208,6 +208,7 @@ class TargetStatus:
         paused: why a person has paused this target by an annotation; "" when it is not paused.
         pin: replicas that a person has pinned the target to; None for no pin.
         direction: what a person allows.
+        approved: the id of the proposal that a person has approved; "" for none.
         pods: owned by owner references, whatever their phase.
     """
 
@@ -230,6 +231,7 @@ class TargetStatus:
     paused: str = ""
     pin: int | None = None
     direction: Direction = Direction.BOTH
+    approved: str = ""
     pods: tuple[Pod, ...] = ()
 
 
@@ -361,6 +363,7 @@ class Reason(StrEnum):
     UP_CRITICAL = "up_critical"
     UP_EMERGENCY = "up_emergency"
     UP_SATURATION = "up_saturation"
+    UP_FALLBACK = "up_fallback"
     UP_BOUNDS = "up_bounds"
     # down
     DOWN_DEMAND = "down_demand"
@@ -380,6 +383,7 @@ class Reason(StrEnum):
     WRITER_CONFLICT = "writer_conflict"
     PAUSED = "paused"
     LIMITED_DIRECTION = "limited_direction"
+    AWAITING_APPROVAL = "awaiting_approval"
     PENDING_CAPACITY = "pending_capacity"
     UNSCHEDULABLE = "unschedulable"
     QUOTA = "quota"
@@ -556,6 +560,35 @@ class Step:
     detail: str = ""
 
 
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A proposal that stands until a person approves it, or it expires.
+
+    Args:
+        up: to more replicas, or to fewer.
+        to: how many.
+        made_at, expires_at, wished_at: when it was made, when it ends, when it was last wished for; epoch seconds.
+    """
+
+    up: bool
+    to: int
+    made_at: float
+    expires_at: float
+    wished_at: float
+
+    @property
+    def id(self) -> str:
+        """What a person approves it by, e.g. `up-to-4-t6hxuo`: the count, and the second in which it was made."""
+        rest, letters = int(self.made_at), ""
+        while rest:
+            rest, digit = divmod(rest, 36)
+            letters = _DIGITS[digit] + letters
+        return f"{'up' if self.up else 'down'}-to-{self.to}-{letters or '0'}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """A replica count on its way through the guards.
@@ -569,6 +602,7 @@ class Proposal:
         steps: the rules that shaped it, in order.
         wished: where it stood before any guard.
         recommended: what this tick adds to the stabilization windows: (to grow to, to keep); None adds nothing.
+        standing: what waits for a person's approval, or is approved and done now; None where nothing is proposed.
     """
 
     current: int
@@ -579,6 +613,7 @@ class Proposal:
     steps: tuple[Step, ...] = ()
     wished: int | None = None
     recommended: tuple[int, int] | None = None
+    standing: Standing | None = None
 
     def moved_to(self, replicas: int, rule: Reason, detail: str = "") -> Self:
         """Return the proposal at `replicas`, with `rule` noted; the rule is the reason if nothing is left to do."""

@@ -1,12 +1,14 @@
-"""What a person says by annotations on the Deployment: pause, pin, up-only, down-only."""
+"""What a person says by annotations on the Deployment: pause, pin, up-only, down-only, and what they approve."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autoscaler.core.approval import APPROVE
 from autoscaler.core.types import Direction
 
 PAUSED, PIN, DIRECTION = "autoscaler/paused", "autoscaler/pin", "autoscaler/direction"
+LONGEST_ID = 64
 TRUE, FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0", ""})
 
 
@@ -17,12 +19,14 @@ class Wishes:
     paused: str = ""
     pin: int | None = None
     direction: Direction = Direction.BOTH
+    approved: str = ""
 
 
 def wishes_of(annotations: Mapping[str, Any]) -> Wishes:
     """Return what the annotations ask for.
 
     One that cannot be understood pauses the target and says so: a person wanted something, and guessing wrong writes.
+    But for an approval: one of what is not proposed, or not any more, approves nothing.
     """
     paused, pin, direction = (str(annotations.get(key, "")).strip() for key in (PAUSED, PIN, DIRECTION))
     if paused.lower() in TRUE:
@@ -33,7 +37,11 @@ def wishes_of(annotations: Mapping[str, Any]) -> Wishes:
         return Wishes(paused=f"{PIN} is {_shown(pin)}: say a number of replicas, at least 1")
     if direction not in ("", *Direction):
         return Wishes(paused=f"{DIRECTION} is {_shown(direction)}: say {' or '.join(tuple(Direction)[1:])}")
-    return Wishes(pin=int(pin) if pin else None, direction=Direction(direction or Direction.BOTH))
+    return Wishes(
+        pin=int(pin) if pin else None,
+        direction=Direction(direction or Direction.BOTH),
+        approved=str(annotations.get(APPROVE, "")).strip()[:LONGEST_ID],
+    )
 
 
 def _shown(text: str) -> str:

@@ -130,6 +130,7 @@ def target_status(
         paused=wishes.paused,
         pin=wishes.pin,
         direction=wishes.direction,
+        approved=wishes.approved,
         pods=tuple(pod_of(item) for item in owned_pods),
     )
 

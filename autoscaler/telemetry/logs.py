@@ -156,6 +156,8 @@ def _compact(_logger: object, _method: str, event: EventDict) -> EventDict:
         shown.append(f"mode {event['mode']}")
     if event.get("bounds"):
         shown.append(event["bounds"])
+    if event.get("approval"):
+        shown.append(f"proposal {event['approval']['id']} {event['approval']['state']}")
     if event["steps"]:
         shown.append("steps " + ", ".join(event["steps"]))
     if event["gaps"]:

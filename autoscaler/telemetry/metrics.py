@@ -57,6 +57,7 @@ FAMILIES: tuple[Family, ...] = (
     _gauge("current_replicas", "Replicas that the target's spec asks for."),
     _gauge("ready_replicas", "Replicas that are ready."),
     _gauge("desired_replicas", "Replicas that the last decision wants."),
+    _gauge("proposed_replicas", "Replicas that are proposed and wait for a person's approval."),
     _gauge("min_replicas", "Lower bound that holds now."),
     _gauge("max_replicas", "Upper bound that holds now."),
     _gauge("step_time_seconds", "Learned time of an engine iteration: base, and per unit of work.", "term"),
@@ -215,6 +216,7 @@ SEEN: tuple[str, ...] = (
     "current_replicas",
     "ready_replicas",
     "desired_replicas",
+    "proposed_replicas",
     "rollout_unhealthy",
     "unsafe_drain",
 )

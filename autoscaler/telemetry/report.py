@@ -56,6 +56,20 @@ def _desired(snapshot: Snapshot, action: Action) -> int:
     return snapshot.target.current_replicas if isinstance(action, Hold) else action.to
 
 
+def _proposed(decision: Decision) -> int | None:
+    """Return the replicas that wait for a person's approval; None where nothing does."""
+    standing = decision.proposal.standing
+    return standing.to if standing is not None and isinstance(decision.action, Hold) else None
+
+
+def _approval_fields(decision: Decision) -> dict[str, object] | None:
+    standing = decision.proposal.standing
+    if standing is None:
+        return None
+    state = "approved" if isinstance(decision.action, ScaleReplicas) else "waits"
+    return {"id": standing.id, "state": state, "replicas": standing.to, "expires_at": standing.expires_at}
+
+
 def _core_gaps(decision: Decision) -> Iterator[Gap]:
     """Yield what the core could not compute, as gaps; what the policy does not ask for is none."""
     parts = decision.score.parts if decision.score is not None else ()
@@ -173,6 +187,7 @@ def decision_fields(snapshot: Snapshot, decision: Decision, outcome: Outcome, du
         "gaps": _gap_fields(snapshot.gaps),
         "unblocks": list(decision.unblocks),
         **_given(bounds=None if decision.bounds is None else str(decision.bounds)),
+        **_given(approval=_approval_fields(decision)),
         "outcome": str(outcome),
         "duration_s": _short(duration_s),
         **_given(deletion_costs=_cost_fields(decision.action)),
@@ -459,6 +474,7 @@ class Telemetry:
             "current_replicas": snapshot.target.current_replicas,
             "ready_replicas": snapshot.target.ready_replicas,
             "desired_replicas": _desired(snapshot, decision.action),
+            "proposed_replicas": _proposed(decision),
             "rollout_unhealthy": snapshot.target.rollout_unhealthy,
         }
         for name, value in values.items():

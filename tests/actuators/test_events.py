@@ -45,6 +45,7 @@ from autoscaler.core.types import (
     ScaleReplicas,
     Score,
     Snapshot,
+    Standing,
     Step,
     TargetStatus,
 )
@@ -112,6 +113,39 @@ def test_a_step_down_says_how_many_pods_were_marked_and_what_they_held() -> None
     assert "chat-x" not in note.message
     (note,) = Changes(POLICY).notes(a_snapshot(), a_decision(Reason.UP_DEMAND, UP), Outcome.APPLIED, "")
     assert "marked" not in note.message
+
+
+STANDING = Standing(up=True, to=6, made_at=1_764_500_000.0, expires_at=1_764_500_600.0, wished_at=1_764_500_000.0)
+
+
+def proposing(standing: Standing | None, action: Action | None = None) -> Decision:
+    """Return a decision with a proposal that waits, or that is carried out."""
+    decision = a_decision(Reason.UP_DEMAND if action is not None else Reason.AWAITING_APPROVAL, action)
+    return replace(decision, proposal=replace(decision.proposal, standing=standing))
+
+
+def test_a_proposal_is_said_once_with_how_to_approve_it() -> None:
+    changes = Changes(POLICY)
+    (note,) = changes.notes(a_snapshot(0.0), proposing(STANDING), Outcome.UNCHANGED, "")
+    assert (note.reason, note.warning) == ("AwaitingApproval", False)
+    assert note.message.startswith(
+        "proposes 4 to 6 until 2025-11-30T11:03:20Z; to approve: kubectl -n serving annotate deployment chat "
+        "--overwrite autoscaler/approve=up-to-6-t6jcww; awaiting_approval; "
+    )
+    assert notes_of(changes, 5.0, proposing(STANDING)) == []
+    other = replace(STANDING, made_at=STANDING.expires_at)
+    assert notes_of(changes, 605.0, proposing(other)) == ["AwaitingApproval"]
+    assert notes_of(changes, 610.0, proposing(other, UP), Outcome.APPLIED) == ["UpDemand"]
+    assert notes_of(changes, 615.0, a_decision()) == []
+
+
+def test_a_proposal_that_is_withdrawn_is_said() -> None:
+    changes = Changes(POLICY)
+    assert notes_of(changes, 0.0, proposing(STANDING)) == ["AwaitingApproval"]
+    (note,) = changes.notes(a_snapshot(70.0), a_decision(), Outcome.UNCHANGED, "")
+    assert note.reason == "AwaitingApprovalEnded"
+    assert note.message.startswith("up-to-6-t6jcww is withdrawn: steady; ")
+    assert notes_of(changes, 75.0, a_decision()) == []
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SIMULATED, Outcome.UNCHANGED], ids=str)

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from autoscaler.actuators.dry_run import DryRunActuator
 from autoscaler.core.decide import decide
 from autoscaler.core.policy import (
+    Approval,
     BacklogPart,
     DemandPolicy,
     Emergency,
     Evidence,
+    Fallback,
     Forecaster,
     HealthFuse,
     LatencyPart,
@@ -108,6 +110,7 @@ class Phase:
     rollout: bool = False
     memory_left: float | None = None
     active: tuple[str, ...] = ()
+    approves: bool = False
 
 
 class Fleet(World):
@@ -201,6 +204,8 @@ class Fleet(World):
         self.samples = dict(phase.samples or {})
         self.partial = set(self.samples) if phase.partial else set()
         self.gpus = self.cards()
+        standing = self.state.standing
+        self.status["approved"] = standing.id if standing is not None and phase.approves else ""
 
     def grown(self, one: Any) -> Any:
         """Return the pod as it is now."""
@@ -319,8 +324,16 @@ troubles = st.builds(
     rollout=st.sampled_from([False, False, False, True]),
     memory_left=st.one_of(st.none(), st.floats(0.0, 0.2)),
     active=actives,
+    approves=st.booleans(),
 )
-calm = st.builds(Phase, ticks=st.integers(10, 60), load=loads, load_s=st.sampled_from([30.0, 200.0]), active=actives)
+calm = st.builds(
+    Phase,
+    ticks=st.integers(10, 60),
+    load=loads,
+    load_s=st.sampled_from([30.0, 200.0]),
+    active=actives,
+    approves=st.booleans(),
+)
 phases = st.one_of(calm, calm, calm, troubles)
 stories = st.lists(phases, min_size=1, max_size=8)
 
@@ -352,6 +365,7 @@ def schedules(draw: st.DrawFn) -> tuple[Schedule, ...]:
 def small_policies(draw: st.DrawFn) -> Policy:
     """Draw a policy of any shape, with short windows, so that much happens in few ticks."""
     low = draw(st.integers(1, 4))
+    high = low + draw(st.integers(0, 6))
     share = draw(st.sampled_from([(0.40, 0.35, 0.25), (1.0, 0.0, 0.0), (0.0, 0.5, 0.5), (0.2, 0.8, 0.0)]))
     down = draw(st.sampled_from([0.2, 0.4, 0.6]))
     steps = st.one_of(st.none(), st.integers(1, 4))
@@ -359,7 +373,7 @@ def small_policies(draw: st.DrawFn) -> Policy:
     policy = Policy(
         name="small",
         target=TargetRef(deployment="chat-a"),
-        replicas=ReplicaBounds(min=low, max=low + draw(st.integers(0, 6))),
+        replicas=ReplicaBounds(min=low, max=high),
         interval_s=draw(st.sampled_from([5.0, 15.0])),
         sizing=draw(st.sampled_from(list(Sizing))),
         slo=Slos(
@@ -406,6 +420,10 @@ def small_policies(draw: st.DrawFn) -> Policy:
         evidence=Evidence(restart_window_s=60.0),
         health=HealthFuse(ready_within_s=draw(st.sampled_from([60.0, 900.0]))),
         schedules=draw(schedules()),
+        approval=Approval(required=draw(st.sampled_from([False, False, True])), expiry_s=draw(windows) + 10.0),
+        fallback=draw(
+            st.one_of(st.none(), st.builds(Fallback, replicas=st.integers(1, high), after=st.integers(1, 5)))
+        ),
     )
     assert not list(complaints(policy))
     return policy
@@ -440,6 +458,7 @@ class Book:
         assert (decision.change is not None) == (self.last_foreign == snapshot.at)
         self.is_sound(decision)
         self.explains_itself(decision)
+        self.is_approved(snapshot, decision)
         if isinstance(decision.action, ScaleReplicas):
             self.keeps_limits(snapshot, decision, decision.action)
             bounds = self.policy.bounds(snapshot.schedules)
@@ -447,6 +466,17 @@ class Book:
             if inside:
                 self.has_waited(decision, decision.action)
                 self.has_evidence(snapshot, state, decision, decision.action)
+
+    def is_approved(self, snapshot: Snapshot, decision: Decision) -> None:
+        """In propose mode an action goes no further than what a person has approved, and never the other way."""
+        standing, action = decision.proposal.standing, decision.action
+        assert standing is None or self.policy.approval.required
+        if not self.policy.approval.required or isinstance(action, Hold):
+            return
+        assert standing is not None
+        assert snapshot.target.approved == standing.id
+        assert snapshot.at < standing.expires_at
+        assert action.seen < action.to <= standing.to if standing.up else action.seen > action.to >= standing.to
 
     def is_sound(self, decision: Decision) -> None:
         """Every number is finite, every level in [0, 1]."""
@@ -489,7 +519,7 @@ class Book:
         assert target.current_replicas > 0
         if bounds.min <= action.seen <= bounds.max:
             up, down = self.policy.scale_up.max_step, self.policy.scale_down.max_step
-            assert up is None or action.to - action.seen <= up
+            assert up is None or action.to - action.seen <= up or decision.reason is Reason.UP_FALLBACK
             assert down is None or action.seen - action.to <= down
             assert decision.reason not in INTO_BOUNDS
 
@@ -505,6 +535,13 @@ class Book:
         score, facts = decision.score, state.facts
         assert score is not None
         assert facts is not None
+        if decision.reason is Reason.UP_FALLBACK:
+            fallback = self.policy.fallback
+            assert fallback is not None
+            assert score.value is None
+            assert action.seen < action.to <= fallback.replicas
+            assert facts.expected > 0
+            return
         assert score.value is not None
         if action.to > action.seen:
             assert not facts.stuck
@@ -701,6 +738,7 @@ def test_arguments_are_never_changed(policy: Policy, replicas: int, story: list[
 def test_nothing_known_moves_only_into_bounds(
     policy: Policy, replicas: int, story: list[Phase], blind: str, ticks: int
 ) -> None:
+    policy = replace(policy, fallback=None, approval=Approval())
     for fleet in ticks_of(policy, replicas, story, ticks):
         snapshot = fleet.snapshot()
         fleet.state = absorb(policy, fleet.state, snapshot)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoscaler.core.approval import APPROVE
 from autoscaler.core.policy import ReplicaBounds
 from autoscaler.core.types import Direction, Hold, Reason, ScaleReplicas
 from autoscaler.sources.annotations import DIRECTION, PAUSED, PIN, Wishes, wishes_of
@@ -19,6 +20,8 @@ from tests.core.world import P0, World
         pytest.param({PAUSED: " True ", PIN: "4"}, Wishes(paused="autoscaler/paused is set"), id="paused-before-pin"),
         pytest.param({PIN: "4"}, Wishes(pin=4), id="pin"),
         pytest.param({DIRECTION: "up-only"}, Wishes(direction=Direction.UP_ONLY), id="up-only"),
+        pytest.param({APPROVE: " up-to-4-t6jcww "}, Wishes(approved="up-to-4-t6jcww"), id="approve"),
+        pytest.param({APPROVE: "x" * 1000}, Wishes(approved="x" * 64), id="approve-cut"),
         pytest.param({DIRECTION: "down-only"}, Wishes(direction=Direction.DOWN_ONLY), id="down-only"),
     ],
 )
