@@ -5,63 +5,42 @@ daemons and all that they write. The kubelet is a fake and the engines are simul
 """
 
 import asyncio
-import base64
 import contextlib
-import json
-import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
 import numpy as np
-import yaml
 from rich.console import Console
 
 from autoscaler import __version__
-from autoscaler.cli.doctor import needed_rights
+from autoscaler.cli.demo_daemons import Daemon, end, leading, start_daemon
+from autoscaler.cli.demo_place import Place, nodes, rights_of, served_policy
 from autoscaler.cli.replay import command as replay_command
 from autoscaler.cli.screen import Screen
 from autoscaler.core.memory import Memory
 from autoscaler.core.policy import Policy
-from autoscaler.core.types import Decision, Outcome, Snapshot
 from autoscaler.errors import AutoscalerError
-from autoscaler.lease import LEASES, RELEASED_S
-from autoscaler.lease import RIGHTS as ELECTS
-from autoscaler.policy_file import policy_from_plain
-from autoscaler.replay import Replayer
 from autoscaler.sim.fleet import HOUR, RunSummary
 from autoscaler.sim.report import TickCollector, TickRow, in_words, write_report
 from autoscaler.sim.scenario import Event, Scenario, rush_scenario
-from autoscaler.testbed.accounts import Right, grant
-from autoscaler.testbed.api import Api, ApiError, Json
+from autoscaler.testbed.api import ApiError
 from autoscaler.testbed.audit import Written, written
-from autoscaler.testbed.kubelet import PREFIX, FakeKubelet
-from autoscaler.testbed.kubelet import Settings as Nodes
 from autoscaler.testbed.plane import (
     COMMANDS,
-    GPUS,
-    NODES,
     EndedError,
     MissingToolsError,
-    Plane,
-    Process,
     find_tools,
-    free_network,
     new_plane,
 )
 from autoscaler.testbed.simulated import Traffic
-from autoscaler.trace import MemoryLine, PolicyLine, read_trace
 
 POLICY = Path(__file__).with_name("demo-cluster.yaml")
-ACCOUNT = LEASE = "autoscaler"
-ENTRY = (sys.executable, "-P", "-c", "from autoscaler.cli import main; main()", "run")
-LEFT_OUT = frozenset({"KUBECONFIG", "KUBERNETES_SERVICE_HOST", "DRY_RUN", "LOG_LEVEL"})
 LOOK_S = 0.25
 AUDIT_S = 1.0
 BIN_S, SPAN_S = 10.0, 5.0
@@ -72,8 +51,6 @@ KILL_FROM, KILL_BY = 0.35, 0.6
 """The leader is killed after its first step up from here on, and at the latest by there, in shares of the run."""
 KILL_AFTER_S = 1.5
 """From that step: so that the Lease has it."""
-
-Tick = tuple[Snapshot, Decision, Outcome]
 
 
 def run_on_cluster(*, minutes: float, seed: int, policy_file: Path, policy: Policy, report: Path, record: Path) -> int:
@@ -168,7 +145,7 @@ async def _run(
         traffic = Traffic(scenario.profile, scenario.traffic(), bin_s=BIN_S)
         with stages.stage("kube-controller-manager, kube-scheduler, and a fake kubelet with 16 GPUs"):
             plane.start_controllers()
-            await stack.enter_async_context(_nodes(plane, traffic))
+            await stack.enter_async_context(nodes(plane, traffic))
             await plane.nodes_ready()
         place = Place(plane, api, policy.target.namespace, policy.target.deployment)
         with stages.stage(f"a namespace with a ServiceAccount, its Role and a Lease; the Deployment {place}"):
@@ -176,12 +153,12 @@ async def _run(
         file = plane.folder / "policy.yaml"
         file.write_text(served_policy(policy_text, plane.port))
         daemons: list[Daemon] = []
-        stack.push_async_callback(_end, daemons)
+        stack.push_async_callback(end, daemons)
         with stages.stage("autoscaler run --lease, live, as that account: a leads"):
-            daemons.append(await _daemon("a", place, file, record))
-            await plane.until(_leads(daemons[0]), "leader")
+            daemons.append(await start_daemon("a", place, file, record))
+            await plane.until(leading(daemons[0]), "leader")
         if duration_s >= TAKEOVER_FROM_S:
-            daemons.append(await _daemon("b", place, file, record))  # not before: it might lead first
+            daemons.append(await start_daemon("b", place, file, record))  # not before: it might lead first
         with stages.stage("the first pod has loaded its model"):
             await plane.until(place.is_ready, "pod that is ready")
         traffic.begin()
@@ -194,215 +171,10 @@ async def _run(
         finally:
             pump.cancel()
         demo.summary = demo.sum_up()  # before the kubelet ends, and with it what is in flight
-        await _end(daemons)
+        await end(daemons)
         demo.look()
         demo.written = written(await plane.audit(), demo.user)
     return demo
-
-
-@asynccontextmanager
-async def _nodes(plane: Plane, traffic: Traffic) -> AsyncIterator[None]:
-    """Run a fake kubelet here, whose pods are simulated engines that share the traffic."""
-    nodes = Nodes(
-        nodes=tuple(f"gpu-{number}" for number in range(NODES)),
-        gpus=GPUS,
-        network=free_network(),
-        port=plane.port,
-        pull_s=0.5,
-    )
-    async with FakeKubelet(plane.api(), nodes, engine=traffic.engine, told=lambda **_: None):
-        yield
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the Deployment is."""
-
-    plane: Plane
-    api: Api
-    namespace: str
-    deployment: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.deployment}"
-
-    @property
-    def user(self) -> str:
-        """The daemons' account."""
-        return f"system:serviceaccount:{self.namespace}:{ACCOUNT}"
-
-    async def fill(self, scenario: Scenario, rights: Collection[Right]) -> None:
-        """Make the account with its rights, the Lease, and what there is to scale."""
-        await self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
-        await self.plane.until(self._has_account, "account for pods")
-        await grant(self.api, self.namespace, ACCOUNT, rights)
-        # As a leader leaves it that has ended well, so that the first need not wait.
-        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE}}
-        spec = {"holderIdentity": "", "leaseDurationSeconds": RELEASED_S}
-        await self.api.request("POST", LEASES.format(namespace=self.namespace), {**lease, "spec": spec})
-        manifest = deployment_of(self.deployment, scenario)
-        await self.api.request("POST", self._deployments, manifest, query={"fieldValidation": "Strict"})
-
-    async def is_ready(self) -> bool:
-        """Return whether a pod of the Deployment is ready."""
-        status = (await self.api.get(f"{self._deployments}/{self.deployment}"))["status"]
-        return bool(status.get("readyReplicas"))
-
-    @property
-    def _deployments(self) -> str:
-        return f"/apis/apps/v1/namespaces/{self.namespace}/deployments"
-
-    async def _has_account(self) -> bool:
-        return bool(await self.api.items(f"/api/v1/namespaces/{self.namespace}/serviceaccounts"))
-
-
-def rights_of(policy: Policy) -> frozenset[Right]:
-    """Return what a daemon of that policy asks of the API server, which is what deploy/ grants it."""
-    marking = policy.scale_down.victims.order != "cluster"
-    return needed_rights(acting=True, marking=marking) | ELECTS
-
-
-def deployment_of(name: str, scenario: Scenario) -> Json:
-    """Return the manifest of a Deployment of engines."""
-    profile = scenario.profile
-    limits = {"max-num-seqs": profile.max_num_seqs, "max-num-batched-tokens": profile.max_num_batched_tokens}
-    container = {
-        "name": "vllm",
-        "image": "vllm/vllm-openai",
-        "args": [word for key, limit in limits.items() for word in (f"--{key}", str(limit))],
-        "resources": {"limits": {"nvidia.com/gpu": str(profile.gpus)}},
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name},
-        "spec": {
-            "replicas": scenario.replicas,
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {
-                    "labels": {"app": name},
-                    "annotations": {f"{PREFIX}cold-start-seconds": f"{profile.cold_start_s:g}"},
-                },
-                "spec": {"terminationGracePeriodSeconds": 60, "containers": [container]},
-            },
-        },
-    }
-
-
-def served_policy(text: str, port: int) -> str:
-    """Return a policy file that reads the engines' pages at this port, and nothing else."""
-    document = yaml.safe_load(text)
-    signals = document["spec"].get("signals") or {}
-    vllm = {key: value for key, value in (signals.get("vllm") or {}).items() if key != "prometheus"}
-    document["spec"]["signals"] = {"vllm": vllm | {"port": port}}
-    return yaml.safe_dump(document, sort_keys=False)
-
-
-# --- the daemons ----------------------------------------------------------------------------------------------------
-
-
-class Follower:
-    """What a daemon has recorded, decided anew tick by tick: that is its own decision, to the bit.
-
-    Attributes:
-        memory: what the daemon took over from the Lease, once it has.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.memory: Memory | None = None
-        self._path = path
-        self._size = self._seen = 0
-        self._replayer: Replayer | None = None
-
-    def new(self) -> list[Tick]:
-        """Return the ticks since the last look.
-
-        The file is read from its start each time it has grown: a demo's takes some milliseconds.
-        """
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size == self._size:
-            return []
-        self._size = size
-        ticks: list[Tick] = []
-        with read_trace(self._path, decisions=False) as reader:
-            lines = list(reader)
-        for line in lines[self._seen :]:
-            if isinstance(line, PolicyLine):
-                self._replayer = Replayer(policy_from_plain(line.plain))
-            elif self._replayer is not None and isinstance(line, MemoryLine):
-                self.memory = line.memory
-                self._replayer.recall(line.memory, line.at)
-            elif self._replayer is not None and not isinstance(line, MemoryLine):
-                decision = self._replayer.tick(line.snapshot, line.outcome).decision
-                ticks += [(line.snapshot, decision, line.outcome)] if decision is not None else []
-        self._seen = len(lines)
-        return ticks
-
-
-@dataclass(frozen=True, slots=True)
-class Daemon:
-    """One `autoscaler run`, with the token that it writes by."""
-
-    name: str
-    process: Process
-    recording: Path
-    follower: Follower
-    credential: str
-
-    def has_said(self, event: str) -> bool:
-        """Return whether its log has a line of that event."""
-        lines = self.process.log.read_text().splitlines() if self.process.log.exists() else []
-        return any(json.loads(line)["event"] == event for line in lines if line[:1] == "{" and line[-1:] == "}")
-
-
-def token_id(token: str) -> str:
-    """Return the id that a ServiceAccount's token says it has."""
-    payload = token.split(".")[1]
-    content = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    return str(content["jti"])
-
-
-async def _daemon(name: str, place: Place, policy: Path, record: Path) -> Daemon:
-    """Start a daemon with a token of its own."""
-    plane = place.plane
-    token = await plane.token_for(place.namespace, ACCOUNT)
-    recording = recording_of(record, name)
-    recording.unlink(missing_ok=True)
-    words = {
-        "--kubeconfig": plane.kubeconfig_for(token, plane.folder / f"daemon-{name}.kubeconfig"),
-        "--lease": f"{place.namespace}/{LEASE}",
-        "--record": recording,
-        "--listen": "127.0.0.1:0",
-        "--log-format": "json",
-        "--log-level": "info",
-    }
-    flat = [str(word) for pair in words.items() for word in pair]
-    environ = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
-    process = Process(f"daemon-{name}", (*ENTRY, str(policy), *flat), plane.folder, environ)
-    process.start()
-    return Daemon(name, process, recording, Follower(recording), f"JTI={token_id(token)}")
-
-
-def recording_of(record: Path, name: str) -> Path:
-    """Return the file that a daemon records into: the leader's is the one that was asked for."""
-    if name == "a":
-        return record
-    stem, dot, suffix = record.name.partition(".")
-    return record.with_name(f"{stem}-{name}{dot}{suffix}")
-
-
-def _leads(daemon: Daemon) -> Callable[[], Awaitable[bool]]:
-    async def leads() -> bool:
-        daemon.process.check()
-        return daemon.has_said("leading")
-
-    return leads
-
-
-async def _end(daemons: Iterable[Daemon]) -> None:
-    for daemon in daemons:
-        await daemon.process.stop()
 
 
 # --- the run --------------------------------------------------------------------------------------------------------

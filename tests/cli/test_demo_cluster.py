@@ -10,21 +10,10 @@ from typing import cast
 import pytest
 import yaml
 
-from autoscaler.cli import demo_cluster
 from autoscaler.cli.demo import demo_policy
-from autoscaler.cli.demo_cluster import (
-    POLICY,
-    ClusterDemo,
-    Daemon,
-    Follower,
-    Place,
-    deployment_of,
-    is_time_to_kill,
-    judge,
-    recording_of,
-    rights_of,
-    served_policy,
-)
+from autoscaler.cli.demo_cluster import POLICY, ClusterDemo, is_time_to_kill, judge
+from autoscaler.cli.demo_daemons import Daemon, Follower, recording_of, token_id
+from autoscaler.cli.demo_place import Place, deployment_of, rights_of, served_policy
 from autoscaler.cli.main import run
 from autoscaler.policy_file import load_policies, shipped_policies
 from autoscaler.sim.report import TickRow
@@ -81,7 +70,7 @@ def test_each_daemon_has_a_recording_of_its_own(record: str, name: str, expected
 
 def test_a_token_says_its_id() -> None:
     payload = base64.urlsafe_b64encode(json.dumps({"jti": "4f0c", "sub": "x"}).encode()).rstrip(b"=").decode()
-    assert demo_cluster.token_id(f"header.{payload}.signature") == "4f0c"
+    assert token_id(f"header.{payload}.signature") == "4f0c"
 
 
 def test_the_account_has_exactly_what_deploy_grants() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autoscaler.cli.demo_cluster import Follower, Tick
+from autoscaler.cli.demo_daemons import Follower, Tick
 from autoscaler.cli.screen import Screen
 from autoscaler.core.policy import Policy, ReplicaBounds
 from autoscaler.core.types import Outcome, ScaleReplicas
