@@ -61,6 +61,24 @@ def test_a_good_file(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        pytest.param(["-l", "team=a"], 0, "ok: chat: ", id="its label"),
+        pytest.param(["-n", "serving", "-n", "web"], 0, "ok: chat: ", id="its namespace"),
+        pytest.param(["-l", "team!=a"], 2, "--selector team!=a selects none of the 1 policies", id="another label"),
+        pytest.param(["-n", "web"], 2, "chat in serving (team=a)", id="another namespace"),
+    ],
+)
+def test_a_selection_lists_what_it_selects(
+    arguments: list[str], code: int, words: str, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.write_text(GOOD.replace("{name: chat}", "{name: chat, labels: {team: a}}"), encoding="utf-8")
+    assert run(["check", str(policy), *arguments]) == code
+    out, err = capsys.readouterr()
+    assert words in (err if code else out)
+
+
 def test_every_shipped_policy(capsys: pytest.CaptureFixture[str]) -> None:
     # Each by itself: two policies for one Deployment would be a mistake.
     for path in sorted(shipped_policies().glob("*.yaml")):
