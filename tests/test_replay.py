@@ -15,15 +15,17 @@ import pytest
 import autoscaler.replay
 from autoscaler.cli.replay import Session
 from autoscaler.core.decide import decide
-from autoscaler.core.memory import Memory
+from autoscaler.core.memory import Memory, memory_of, recall
+from autoscaler.core.owners import Owners
 from autoscaler.core.plain import to_plain
 from autoscaler.core.policy import Policy, ReplicaBounds, ScaleDown, TargetRef, Victims
 from autoscaler.core.signals import COLUMN
-from autoscaler.core.state import State
-from autoscaler.core.types import Decision, Hold, Outcome, ScaleReplicas, Snapshot
+from autoscaler.core.state import State, advance
+from autoscaler.core.types import FIELD_MANAGER, Decision, Hold, Outcome, ScaleReplicas, Snapshot
+from autoscaler.policy_file import policy_to_plain
 from autoscaler.replay import Replayer, Summary, choose_policy, differs, first_difference
 from autoscaler.sim.workload import MINUTE, Surge, spike
-from autoscaler.trace import TickLine, read_trace
+from autoscaler.trace import Recorder, TickLine, read_trace
 from tests.core.world import P0, START, World
 from tests.recording import EPOCH, TARGET, chat_fleet, record
 
@@ -89,6 +91,33 @@ def test_c127_replaying_equals_live_and_itself(tmp_path: Path, sealed: Callable[
     first, second = replayed(path), replayed(path)
     assert first == live.lines
     assert second == live.lines
+
+
+def test_c106_steps_of_other_processes_count_in_a_replay_too(tmp_path: Path) -> None:
+    path, live, world = tmp_path / "standby.trace.gz", Decided(), World(P0, 2)
+    world.press(1.0, 1.0, 1.0)
+    before = State(times=(START,), owners=Owners(uid="uid-of-target", replicas=4))
+    memory = memory_of(P0, before)
+    assert memory is not None
+    with Recorder(path, "tests") as recorder:
+        recorder.policy(P0.name, policy_to_plain(P0))
+        for number in range(4):
+            if number == 1:  # the leader steps, which it saves
+                world.scale(4)
+                world.status = {"scaled_by": FIELD_MANAGER}
+            if number == 2:  # it steps again and dies; we lead
+                world.scale(3)
+                recorder.memory(P0.name, world.at, memory)
+                world.state = recall(P0, world.state, memory, world.at)
+            snapshot, decision = world.snapshot(), world.decide()
+            outcome = Outcome.STANDBY if number < 2 else Outcome.UNCHANGED
+            world.state = advance(P0, world.state, decision, outcome)
+            recorder.tick(P0.name, snapshot, decision, outcome, 0.1)
+            live.tick(P0.name, snapshot, decision, outcome, 0.1)
+            world.at += P0.interval_s
+    reasons = [json.loads(line)[1]["reason"] for line in live.lines]
+    assert reasons == ["up_score", *["held_cooldown"] * 3]
+    assert replayed(path) == live.lines
 
 
 # --- golden ---------------------------------------------------------------------------------------------------------
