@@ -1,0 +1,125 @@
+"""From a simulated fleet to what a rival sees, and a rival in closed loop with it."""
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+
+from autoscaler.core.types import Pod as FleetPod
+from autoscaler.core.types import PodPhase
+from autoscaler.sim.engine import Engine, Request
+from autoscaler.sim.fleet import Fleet
+from autoscaler.sim.tally import Tally
+from bench.rivals.base import Rival
+from bench.rivals.view import Gateway, Histogram, Page, Pod, PodState, View
+
+STEP_S = 5.0
+"""Scrapes fall on this grid, each pod's on a phase of its own."""
+SCRAPE_S = 15.0
+
+
+class Counted:
+    """Requests on their way into a fleet, counted as a router would count them."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests = requests
+        self._arrived = self._prompt_tokens = self._output_tokens = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        for request in self._requests:
+            yield request  # the fleet asks for the next one as this one arrives
+            self._arrived += 1
+            self._prompt_tokens += request.prompt_tokens
+            self._output_tokens += request.output_tokens
+
+    def gateway(self, in_flight: int) -> Gateway:
+        """Return the counts so far."""
+        return Gateway(
+            in_flight=in_flight,
+            requests=self._arrived,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+        )
+
+
+class Feed:
+    """Scrapes a fleet's engines every `SCRAPE_S` seconds, and shows what a rival sees between the scrapes."""
+
+    def __init__(self, fleet: Fleet, counted: Counted) -> None:
+        self._fleet = fleet
+        self._counted = counted
+        self._pages: dict[str, Page] = {}
+
+    async def scrape(self) -> None:
+        """Scrape the pods whose turn it is now; a new pod at the first chance."""
+        pods, engines = (await self._fleet.read()).pods, self._fleet.engines()
+        slots = round(SCRAPE_S / STEP_S)
+        slot = round(self._fleet.now / STEP_S) % slots
+        kept: dict[str, Page] = {}
+        for pod, engine in zip(pods, engines, strict=True):
+            due = zlib.crc32(pod.name.encode()) % slots == slot or pod.name not in self._pages
+            if pod.ready and due:
+                kept[pod.name] = page(engine)
+            elif pod.name in self._pages:
+                kept[pod.name] = self._pages[pod.name]
+        self._pages = kept
+
+    async def view(self) -> View:
+        """Return what a rival sees now."""
+        pods, engines = (await self._fleet.read()).pods, self._fleet.engines()
+        return View(
+            ordered=self._fleet.spec_replicas,
+            pods=tuple(self._pod(pod, engine) for pod, engine in zip(pods, engines, strict=True)),
+            gateway=self._counted.gateway(sum(engine.outstanding for engine in engines)),
+        )
+
+    def _pod(self, pod: FleetPod, engine: Engine) -> Pod:
+        running = pod.phase is PodPhase.RUNNING
+        busy = 1.0 if engine.next_event < math.inf else 0.0  # as DCGM has it: any kernel at all
+        return Pod(name=pod.name, state=_state(pod), page=self._pages.get(pod.name), gpu_util=busy if running else None)
+
+
+def _state(pod: FleetPod) -> PodState:
+    if pod.terminating:
+        return PodState.DELETING
+    if pod.phase is PodPhase.PENDING:
+        return PodState.PENDING
+    if pod.phase is not PodPhase.RUNNING:
+        return PodState.FAILED
+    return PodState.READY if pod.ready else PodState.UNREADY
+
+
+def page(engine: Engine) -> Page:
+    """Return an engine's page as it reads now."""
+    tallies = engine.tallies
+    return Page(
+        running=engine.running,
+        waiting=engine.waiting,
+        kv_usage=engine.kv_usage,
+        prompt_tokens=tallies.prompt_tokens,
+        generation_tokens=tallies.generation_tokens,
+        iterations=sum(tallies.iteration_tokens.counts),
+        ttft=_histogram(tallies.ttft),
+        tpot=_histogram(tallies.tpot),
+    )
+
+
+def _histogram(tally: Tally) -> Histogram:
+    return Histogram(bounds=(*tally.bounds, math.inf), counts=tuple(map(float, tally.cumulative())))
+
+
+async def drive(fleet: Fleet, rival: Rival, counted: Counted, duration_s: float) -> None:
+    """Let a rival scale a fleet until `duration_s`: it is asked at its interval, and what it orders happens at once.
+
+    Args:
+        counted: the fleet's requests.
+    """
+    feed = Feed(fleet, counted)
+    tick, scrape = 0.0, 0.0
+    while fleet.now < duration_s:
+        fleet.advance(min(tick, scrape, duration_s))
+        if fleet.now >= scrape:
+            await feed.scrape()
+            scrape += STEP_S
+        if fleet.now >= tick:
+            fleet.scale(rival.desired(fleet.now, await feed.view()))
+            tick += rival.interval_s
