@@ -85,6 +85,12 @@ class Page:
     actions: int
 
 
+def _urgent(state: State) -> tuple[object, ...]:
+    """Return what is saved at once: the last step, a change by others, and what people were asked to approve."""
+    standing = state.standing
+    return state.last_action_at, state.owners.change, standing.id if standing is not None else ""
+
+
 class Memories:
     """What is remembered of all targets, as annotations of the Lease.
 
@@ -113,10 +119,10 @@ class Memories:
     # --- the loop's side --------------------------------------------------------------------------------------------
 
     def learned(self, policy: Policy, state: State) -> None:
-        """Take note of a state after a tick; the next save has it, at once where replicas were changed."""
+        """Take note of a state after a tick; the next save has it, at once where it is urgent."""
         _, known = self._states.get(policy.name, (policy, State()))
         self._states[policy.name] = (policy, state)
-        if (state.last_action_at, state.owners.change) != (known.last_action_at, known.owners.change):
+        if _urgent(state) != _urgent(known):
             self._actions += 1
             self.news.set()
 

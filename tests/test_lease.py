@@ -16,7 +16,7 @@ from autoscaler.core.memory import Memory
 from autoscaler.core.owners import Owners
 from autoscaler.core.policy import Policy, TargetRef
 from autoscaler.core.state import State
-from autoscaler.core.types import ForeignChange
+from autoscaler.core.types import ForeignChange, Standing
 from autoscaler.errors import TargetError
 from autoscaler.lease import KEPT_S, MAX_BYTES, PREFIX, SAVE_EVERY_S, Elector, Memories, micro_time
 from tests.core.world import P0, START, World
@@ -637,6 +637,16 @@ async def test_what_somebody_else_did_is_saved_at_once(town: Town) -> None:
     a.memories.learned(policy, ticked(at, owners=Owners(uid="u-1", replicas=2, change=change, conflict=change)))
     await settle()
     assert town.leases.memories["chat"]["owners"]["conflict"]["by"] == "argocd-controller"
+
+
+async def test_what_people_were_asked_to_approve_is_saved_at_once(town: Town) -> None:
+    a = await town.leader()
+    policy, at = named("chat"), town.clock.at
+    standing = Standing(up=True, to=4, made_at=at, expires_at=at + 600.0, wished_at=at)
+    a.memories.learned(policy, ticked(at))
+    a.memories.learned(policy, ticked(at, standing=standing))
+    await settle()
+    assert town.leases.memories["chat"]["standing"]["to"] == 4
 
 
 async def test_it_is_saved_every_fifteen_seconds_after_an_action_and_at_the_end(town: Town) -> None:

@@ -241,6 +241,7 @@ def policy(
     replicas: str = "{max: 8}",
     more: str = "",
     labels: str = "{}",
+    stale_after: str = "15s",
 ) -> Path:
     """Write a policy for a Deployment of that namespace, and return its path."""
     path = folder / f"{name}.yaml"
@@ -249,6 +250,6 @@ def policy(
         f"metadata: {{name: {name}, labels: {labels}}}\nspec:\n"
         f"  target: {{namespace: {namespace}, deployment: {name}}}\n"
         f"  replicas: {replicas}\n  interval: 1s\n"
-        f"  signals: {{vllm: {{port: {plane.port}, timeout: 900ms}}}}\n{more}"
+        f"  signals: {{vllm: {{port: {plane.port}, timeout: 900ms, staleAfter: {stale_after}}}}}\n{more}"
     )
     return path
