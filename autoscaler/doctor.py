@@ -188,6 +188,8 @@ def judge_target(policy: Policy, status: TargetStatus, active: Collection[str] =
         yield warning("target", text, "correct replicas.min and replicas.max if this is not meant")
     else:
         yield ok("target", f"{seen}, {bounds.min} to {bounds.max} allowed{by}")
+    if policy.approval.required:
+        yield ok("target", "each step waits for a person's approval; an Event tells its id")
     if status.paused:
         yield warning("target", f"paused: {status.paused}", "remove or mend the annotation")
     elif status.pin is not None or status.direction is not Direction.BOTH:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoscaler.core.policy import Query, Schedule, Signals, Slo, VllmSignals
+from autoscaler.core.policy import Approval, Query, Schedule, Signals, Slo, VllmSignals
 from autoscaler.core.signals import ENGINE_COLUMNS
 from autoscaler.core.state import NO_ENGINES
 from autoscaler.core.types import (
@@ -136,6 +136,11 @@ def test_target(target: TargetStatus, expected: list[str], words: str) -> None:
     findings = list(judge_target(P0, target))
     assert levels(findings) == expected
     assert words in findings[-1].text
+
+
+def test_that_steps_wait_for_approval_is_said() -> None:
+    *_, finding = judge_target(replace(P0, approval=Approval(required=True)), CHAT)
+    assert (finding.level, finding.text) == ("ok", "each step waits for a person's approval; an Event tells its id")
 
 
 def test_the_bounds_of_a_target_are_those_that_hold_now() -> None:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import autoscaler.replay
+import autoscaler.schedule
 from autoscaler.cli.replay import Session
 from autoscaler.core.decide import decide
 from autoscaler.core.memory import Memory, memory_of, recall
 from autoscaler.core.owners import Owners
 from autoscaler.core.plain import to_plain
-from autoscaler.core.policy import Policy, ReplicaBounds, ScaleDown, TargetRef, Victims
+from autoscaler.core.policy import Policy, ReplicaBounds, ScaleDown, Schedule, TargetRef, Victims
 from autoscaler.core.signals import COLUMN
 from autoscaler.core.state import State, advance
 from autoscaler.core.types import FIELD_MANAGER, Decision, Hold, Outcome, ScaleReplicas, Snapshot
@@ -91,6 +92,23 @@ def test_c127_replaying_equals_live_and_itself(tmp_path: Path, sealed: Callable[
     first, second = replayed(path), replayed(path)
     assert first == live.lines
     assert second == live.lines
+
+
+def test_schedules_follow_virtual_time_and_a_replay_asks_no_calendar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, live = tmp_path / "live.trace.gz", Decided()
+    early = Schedule(name="early", cron="5 1 * * *", timezone="Europe/Berlin", duration_s=240.0, lead_s=60.0, min=3)
+    policy = Policy(name="chat", target=REF, replicas=ReplicaBounds(min=1, max=6), interval_s=15.0, schedules=(early,))
+    fleet = chat_fleet(spike(1.0, Surge(at=MINUTE, duration_s=MINUTE, factor=1.0, ramp_s=MINUTE)), 12 * MINUTE)
+    asyncio.run(record(path, fleet, {"chat": policy}, 12 * MINUTE, reports=(live,)))
+    decisions = [json.loads(line)[1] for line in live.lines]
+    active = [one["at"] - EPOCH for one in decisions if one["bounds"]]
+    assert active == [15.0 * tick for tick in range(16, 36)]
+    first = next(one for one in decisions if one["action"]["kind"] == "scale_replicas")
+    assert (first["at"] - EPOCH, first["reason"], first["action"]["to"]) == (240.0, "up_bounds", 3)
+    monkeypatch.setattr(autoscaler.schedule, "neighbours", None)
+    assert replayed(path) == live.lines
 
 
 def test_c106_steps_of_other_processes_count_in_a_replay_too(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def command(policies: tuple[Path, ...], selector: str, namespaces: tuple[str, ..
     for name, policy in loaded.policies.items():
         bounds = f"{policy.replicas.min} to {policy.replicas.max} replicas"
         if policy.schedules:
-            bounds += f", {len(policy.schedules)} schedules"
+            count = len(policy.schedules)
+            bounds += f", {count} schedule{'' if count == 1 else 's'}"
         where = f"{policy.target.namespace}/{policy.target.deployment}"
         click.echo(f"{click.style('ok', fg='green')}: {name}: {where}, {bounds}, every {policy.interval_s:g}s")
     return 0

@@ -356,7 +356,7 @@ def judge(seen: Written, policy: Policy, credentials: list[str]) -> Findings:
     Args:
         credentials: each daemon's token, in the order in which they lead.
     """
-    low, high = policy.replicas.min, policy.replicas.max
+    low, high = policy.least_replicas, policy.most_replicas
     outside, hands = seen.outside(low, high), seen.hands()
     in_turn = [who for who, _ in hands] == [one for one in credentials if one in {who for who, _ in hands}]
     names = dict(zip(credentials, "ab", strict=False))

@@ -710,6 +710,12 @@ class Policy:
         return max((self.replicas.max, *(one.max or 0 for one in self.schedules)))
 
     @property
+    def least_replicas(self) -> int:
+        """The smallest size that any schedule, or any two together, may ask for."""
+        moved = (bound for one in self.schedules for bound in (one.min, one.max) if bound is not None)
+        return min((self.replicas.min, *moved))
+
+    @property
     def up_cooldown_s(self) -> float:
         """Seconds after any action before an up."""
         return self.cooldown_s if self.scale_up.cooldown_s is None else self.scale_up.cooldown_s

@@ -54,6 +54,13 @@ def test_without_a_name_its_cron_expression_is_the_label() -> None:
     assert replace(POLICY, schedules=(unnamed,)).bounds(("0 8 * * * UTC",)).by == ("0 8 * * * UTC",)
 
 
+def test_the_least_replicas_are_the_lowest_of_all_bounds() -> None:
+    assert POLICY.least_replicas == 2
+    assert replace(POLICY, schedules=(replace(NIGHT, max=1),)).least_replicas == 1
+    assert replace(POLICY, schedules=(replace(NIGHT, min=0),)).least_replicas == 0
+    assert replace(POLICY, schedules=()).least_replicas == 2
+
+
 def test_the_most_replicas_are_those_of_the_highest_max() -> None:
     assert POLICY.most_replicas == 40
     assert replace(POLICY, schedules=(NIGHT,)).most_replicas == 20
