@@ -515,6 +515,12 @@ BAD = [
     ),
     pytest.param("approval: {required: maybe}", "spec.approval.required", "must be one of true, yes", id="maybe"),
     pytest.param("approval: {expiry: 0s}", "spec.approval.expiry", "must be above 0", id="expiry 0"),
+    pytest.param(
+        "interval: 30s\napproval: {required: true, expiry: 50s}",
+        "spec.approval.expiry",
+        "must be at least two intervals (30s)",
+        id="expiry before anybody can answer",
+    ),
     pytest.param("approval: {timeout: 5m}", "spec.approval.timeout", "unknown key", id="approval key"),
     pytest.param("fallback: {}", "spec.fallback.replicas", "is required (grow to so many", id="fallback to what"),
     pytest.param("fallback: {replicas: 0}", "spec.fallback.replicas", "must be at least 1", id="fallback 0"),

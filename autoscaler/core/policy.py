@@ -845,8 +845,7 @@ def complaints(policy: Policy) -> Iterator[Complaint]:
     yield from _speed_complaints(policy)
     yield from _prediction_complaints(policy)
     yield from _schedule_complaints(policy)
-    if policy.fallback is not None and policy.fallback.replicas > policy.most_replicas >= 1:
-        yield "fallback.replicas", policy.fallback.replicas, f"must not be above replicas.max ({policy.most_replicas})"
+    yield from _mode_complaints(policy)
 
 
 def warnings(policy: Policy) -> Iterator[Complaint]:
@@ -1076,6 +1075,14 @@ def _schedule_complaints(policy: Policy) -> Iterator[Complaint]:
         if not 0.0 <= schedule.lead_s <= MAX_LEAD_S:
             yield f"{path}.lead_s", schedule.lead_s, "must be at most 1d"
         yield from _moved_bounds_complaints(path, schedule, policy.replicas)
+
+
+def _mode_complaints(policy: Policy) -> Iterator[Complaint]:
+    approval = policy.approval
+    if approval.required and 0.0 < approval.expiry_s < 2.0 * policy.interval_s:
+        yield "approval.expiry_s", approval.expiry_s, f"must be at least two intervals ({policy.interval_s:g}s)"
+    if policy.fallback is not None and policy.fallback.replicas > policy.most_replicas >= 1:
+        yield "fallback.replicas", policy.fallback.replicas, f"must not be above replicas.max ({policy.most_replicas})"
 
 
 def _moved_bounds_complaints(path: str, schedule: Schedule, own: ReplicaBounds) -> Iterator[Complaint]:

@@ -420,7 +420,7 @@ def small_policies(draw: st.DrawFn) -> Policy:
         evidence=Evidence(restart_window_s=60.0),
         health=HealthFuse(ready_within_s=draw(st.sampled_from([60.0, 900.0]))),
         schedules=draw(schedules()),
-        approval=Approval(required=draw(st.sampled_from([False, False, True])), expiry_s=draw(windows) + 10.0),
+        approval=Approval(required=draw(st.sampled_from([False, False, True])), expiry_s=draw(windows) + 30.0),
         fallback=draw(
             st.one_of(st.none(), st.builds(Fallback, replicas=st.integers(1, high), after=st.integers(1, 5)))
         ),
