@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup
 export HYPOTHESIS_PROFILE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint format bench lock clean nightly cluster-tools test-cluster
+.PHONY: help install demo demo-cluster test test-fast lint format bench lock clean nightly cluster-tools test-cluster
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ install: $(VENV)/.installed ## Make .venv with all that development needs
 
 demo: install ## Run the daemon against an embedded fleet: a day's traffic, then a report
 	$(BIN)/autoscaler demo
+
+demo-cluster: install cluster-tools ## The same on a real control plane on this machine, in real time
+	$(BIN)/autoscaler demo --cluster
 
 test: test-fast test-cluster ## Run all tests
 
