@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from autoscaler.core.decide import decide
 from autoscaler.core.policy import Policy, TargetRef
-from autoscaler.core.state import State, absorb, advance
-from autoscaler.core.types import Action, Decision, Outcome, Snapshot, TargetStatus
+from autoscaler.core.state import State
+from autoscaler.core.tick import Reread, Ticked, take_tick
+from autoscaler.core.types import Action, Outcome, Snapshot, TargetStatus
 from autoscaler.errors import ActuationError, PolicyError, Problem, TargetError
 from autoscaler.observe import Trouble, observe
 from autoscaler.ports import Actuator, Clock, Report, Source, Target
@@ -19,7 +19,7 @@ from autoscaler.schedule import Calendar
 RELOAD_EVERY_S = 5.0
 RELOADER = "(reload)"
 """Name of the task that watches the files; no policy can have it."""
-Reread = Callable[[], Awaitable[TargetStatus]]
+ReadAgain = Callable[[], Awaitable[TargetStatus]]
 Recall = Callable[[Policy, State, float], State]
 
 
@@ -66,7 +66,7 @@ async def control(
     actuator: Actuator,
     watcher: Watcher,
     clock: Clock,
-    reread: Reread,
+    reread: ReadAgain,
     recall: Recall = know_nothing_else,
 ) -> AsyncGenerator[State]:
     """Decide and act on each snapshot; yield the state after each tick. A tick that dies of a bug leaves no trace.
@@ -78,7 +78,7 @@ async def control(
         try:
             state = recall(policy, state, snapshot.at)
             tick = await step(policy, state, snapshot, actuator, watcher, reread)
-            state = advance(policy, tick.state, tick.decision, tick.outcome)
+            state = tick.state
         except Exception as error:  # noqa: BLE001 - one bad tick must not stop the next
             watcher.error(policy.name, "bug", error)
             continue
@@ -88,38 +88,25 @@ async def control(
         yield state
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticked:
-    """One decided and executed tick; `state` has absorbed `snapshot`."""
-
-    state: State
-    snapshot: Snapshot
-    decision: Decision
-    outcome: Outcome
-
-
 async def step(
-    policy: Policy, state: State, snapshot: Snapshot, actuator: Actuator, watcher: Watcher, reread: Reread
+    policy: Policy, state: State, snapshot: Snapshot, actuator: Actuator, watcher: Watcher, reread: ReadAgain
 ) -> Ticked:
-    """Decide on one snapshot and act. After a conflict the target is read again and decided on once more."""
-    absorbed = absorb(policy, state, snapshot)
-    decision = decide(policy, absorbed, snapshot)
-    try:
-        outcome = await act(actuator, decision.action)
-        return Ticked(state=absorbed, snapshot=snapshot, decision=decision, outcome=outcome)
-    except ActuationError as error:
-        watcher.error(policy.name, "actuation", error)
-        if error.reason != "conflict":
-            return Ticked(state=absorbed, snapshot=snapshot, decision=decision, outcome=Outcome.FAILED)
-    try:
-        snapshot = replace(snapshot, target=await reread())
-        absorbed = absorb(policy, state, snapshot)
-        decision = decide(policy, absorbed, snapshot)
-        outcome = await act(actuator, decision.action)
-    except (ActuationError, TargetError) as error:
-        watcher.error(policy.name, "actuation", error)
-        outcome = Outcome.FAILED
-    return Ticked(state=absorbed, snapshot=snapshot, decision=decision, outcome=outcome)
+    """Carry out one tick: the actuator acts, `reread` gives the target after a conflict."""
+    tick = take_tick(policy, state, snapshot)
+    answer: Outcome | TargetStatus | None = None
+    while True:
+        try:
+            wanted = tick.send(answer)
+        except StopIteration as end:
+            ticked: Ticked = end.value
+            return ticked
+        answer = None
+        try:
+            answer = await reread() if isinstance(wanted, Reread) else await act(actuator, wanted)
+        except (ActuationError, TargetError) as error:
+            watcher.error(policy.name, "actuation", error)
+            if isinstance(error, ActuationError) and error.reason != "conflict":
+                answer = Outcome.FAILED
 
 
 async def act(actuator: Actuator, action: Action) -> Outcome:
