@@ -1,6 +1,7 @@
 """What a snapshot shows once pods and engines are joined: who serves, who loads, how much load there is."""
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,32 +79,38 @@ def is_serving(pod: Pod) -> bool:
     return pod.ready and not pod.terminating and pod.phase is PodPhase.RUNNING
 
 
-def join(pods: tuple[Pod, ...], keys: tuple[EngineKey, ...], pending: Pending) -> Join:
-    """Return pods and engine rows joined by pod uid."""
+def join(pods: tuple[Pod, ...], keys: tuple[EngineKey, ...], pending: Pending, seen_ready: Container[str] = ()) -> Join:
+    """Return pods and engine rows joined by pod uid.
+
+    Args:
+        seen_ready: uids of pods that were ready at an earlier tick. Of a pod that is lost soon after its start the API
+            does not show that it has served: to give it up as one that never started would shrink on missing data.
+    """
     alive = [
         pod
         for pod in pods
         if not pod.terminating and pod.phase in (PodPhase.RUNNING, PodPhase.PENDING, PodPhase.UNKNOWN)
     ]
     broken = [pod for pod in alive if is_broken(pod, pending)]
-    seen_ready = frozenset(pod.uid for pod in alive if is_serving(pod))
-    fallen = {pod.uid for pod in alive if pod.phase is PodPhase.RUNNING and not pod.ready and pod.was_ready} - {
+    serving_uids = frozenset(pod.uid for pod in alive if is_serving(pod))
+    lost = {pod.uid for pod in alive if not pod.ready and (pod.was_ready or pod.uid in seen_ready)}
+    fallen = {pod.uid for pod in alive if pod.uid in lost and pod.phase is PodPhase.RUNNING} - {
         pod.uid for pod in broken
     }
-    starting = [pod for pod in alive if not pod.ready and not pod.was_ready and not is_broken(pod, pending)]
+    starting = [pod for pod in alive if not pod.ready and pod.uid not in lost and not is_broken(pod, pending)]
     place = {pod.uid: index for index, pod in enumerate(pods)}
-    serving = np.array([key.pod_uid in seen_ready for key in keys], dtype=bool)
+    serving = np.array([key.pod_uid in serving_uids for key in keys], dtype=bool)
     ready_at = np.array([_ready_at(pods, place.get(key.pod_uid)) for key in keys], dtype=np.float64)
-    limits = [pod.max_num_seqs for pod in alive if pod.uid in seen_ready and pod.max_num_seqs is not None]
+    limits = [pod.max_num_seqs for pod in alive if pod.uid in serving_uids and pod.max_num_seqs is not None]
     return Join(
         pods=pods,
         keys=keys,
         serving=serving,
-        serving_uids=seen_ready,
+        serving_uids=serving_uids,
         unready=np.array([key.pod_uid in fallen for key in keys], dtype=bool),
         pod_of=np.array([place.get(key.pod_uid, -1) for key in keys], dtype=np.intp),
         ready_at=ready_at,
-        ready=len(seen_ready),
+        ready=len(serving_uids),
         unready_pods=len(fallen),
         terminating=sum(1 for pod in pods if pod.terminating),
         broken=len(broken),

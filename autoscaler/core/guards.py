@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from autoscaler.core.facts import Facts
+from autoscaler.core.facts import Facts, is_serving
 from autoscaler.core.owners import standing_down_s
 from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
 from autoscaler.core.state import State, blind_ticks, down_window_s, growing_s
 from autoscaler.core.types import (
+    WHOLE_PAGE,
     Bounds,
     Demand,
     Direction,
@@ -354,6 +355,29 @@ def protect_requests(tick: Tick, proposal: Proposal) -> Proposal:
     return _held(proposal, Reason.UNSAFE_DRAIN, lacking) if lacking else proposal
 
 
+def require_answers(tick: Tick, proposal: Proposal) -> Proposal:
+    """Hold a shrink while too few pods answer: the last pages of the others are still fresh, and they may be lost.
+
+    After the windows, as `leave_in_motion`: a page that comes too late once does not make the downward window start
+    afresh.
+    """
+    if proposal.replicas >= proposal.current:
+        return proposal
+    expected = tick.facts.expected
+    answering = expected - _silent(tick.snapshot)
+    if answering < tick.policy.evidence.min_fresh_share * expected:
+        return _held(proposal, Reason.PARTIAL_NO_SHRINK, f"{max(0, answering)} of {expected} pods answer")
+    return proposal
+
+
+def _silent(snapshot: Snapshot) -> int:
+    """Return how many of the pods that serve could not be read at this tick."""
+    silent = {gap.pod for gap in snapshot.gaps if gap.signal == WHOLE_PAGE and gap.source == ENGINES_SOURCE}
+    if not silent:
+        return 0
+    return sum("" in silent or pod.name in silent for pod in snapshot.target.pods if is_serving(pod))
+
+
 def limit_step(tick: Tick, proposal: Proposal) -> Proposal:
     """Limit one action to `maxStep` replicas. The fallback is no step but a size that somebody chose."""
     if proposal.reason is Reason.UP_FALLBACK:
@@ -476,6 +500,7 @@ GUARDS: tuple[Guard, ...] = (
     hold_dead_band,
     stabilize,
     leave_in_motion,
+    require_answers,
     protect_requests,
     limit_step,
     limit_rate,

@@ -181,7 +181,8 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     joined = state.joined
     same_pods = joined is not None and joined.pods is target.pods
     if joined is None or not same_pods or joined.keys is not engines.keys:
-        joined = join(target.pods, engines.keys, policy.pending)
+        seen_ready = {uid for uid, pod in state.pods.items() if pod.ready}
+        joined = join(target.pods, engines.keys, policy.pending, seen_ready)
     overview = look_over(engines.values)
     memory, current, increase = remember_engines(
         state.memory, engines, overview, _wanted_histograms(policy), at, policy.score.window_s, target.pods

@@ -65,7 +65,7 @@ class Pace:
     lost_s: float = 10.0
     relist_s: float = 1.0
     backoff_s: float = 0.5
-    max_backoff_s: float = 5.0
+    max_backoff_s: float = 2.0
     hidden_s: float = 30.0
 
 
@@ -127,7 +127,10 @@ class Watched:
 
     async def refresh(self, name: str) -> None:
         """Read one object anew; what the stream still says of the time before is passed over. Raises TargetError."""
-        answer = await self._api.request("GET", self._path, query={"fieldSelector": f"metadata.name={name}"})
+        try:
+            answer = await self._api.request("GET", self._path, query={"fieldSelector": f"metadata.name={name}"})
+        except TargetError as error:
+            raise TargetError(error.reason, error.detail) from error  # the client keeps a wish for patience
         found = [item for item in items_of(answer) if name_of(item) == name]
         for item in found:
             self._put(item)
@@ -213,7 +216,8 @@ class Watched:
             return self._pace.hidden_s
         longest_s = min(self._pace.max_backoff_s, self._pace.backoff_s * 2.0 ** min(self._failures, 10))
         self._failures += 1
-        return max(longest_s * random.uniform(0.5, 1.0), error.retry_after_s or 0.0)
+        # A wish for patience is kept by the client, which also knows when it ends early.
+        return longest_s * random.uniform(0.5, 1.0)
 
 
 class ClusterCache:

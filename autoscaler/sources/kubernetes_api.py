@@ -50,7 +50,8 @@ class KubernetesApi:
     """One API server, shared by all targets and actuators of the process, and closed once by whoever made it.
 
     A server that asks for patience is not called again, by anyone and with any verb, until its time is over. A refused
-    login is tried once more with credentials read anew, and then after 5, 10, 20, 40 and from then on 60 seconds.
+    login is tried once more with credentials read anew, and then after 5, 10, 20, 40 and from then on 60 seconds, or as
+    soon as there is another token in the file.
 
     Args:
         configuration: host, certificates and, unless `token_file` is given, the credentials.
@@ -186,8 +187,8 @@ class KubernetesApi:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield a good answer, whose body is still to be read; it has `limit_s` in all. Raises TargetError."""
         for api in (self, self._elder):
-            if api is not None and (left_s := api._paused_until - self._clock.now()) > 0:
-                raise TargetError(api._paused_for, f"no request for another {left_s:.1f} s", retry_after_s=left_s)
+            if api is not None:
+                api._check_patience()
         response = await self._send(method, path, query, limit_s, body, content_type)
         if response.status == 401:
             response.release()
@@ -237,6 +238,25 @@ class KubernetesApi:
         if not token or not token.isprintable():
             raise TargetError("unauthorized", f"{self._token_file} holds no token")
         self._configuration.api_key["BearerToken"] = f"Bearer {token}"
+
+    def _check_patience(self) -> None:
+        """Raise TargetError while there is to be no request. What a refused token began, another one ends."""
+        left_s = self._paused_until - self._clock.now()
+        if left_s <= 0:
+            return
+        if self._paused_for == "unauthorized" and self._has_new_token():
+            self._paused_until = 0.0
+            return
+        raise TargetError(self._paused_for, f"no request for another {left_s:.1f} s", retry_after_s=left_s)
+
+    def _has_new_token(self) -> bool:
+        """Return whether the token file holds another token than the one that was refused."""
+        refused = self._configuration.api_key.get("BearerToken")
+        try:
+            self._read_token()
+        except TargetError:
+            return False
+        return self._configuration.api_key.get("BearerToken") != refused
 
     async def _login(self) -> None:
         """Load the credentials anew. Raises TargetError when that fails, and waits before it is tried again."""

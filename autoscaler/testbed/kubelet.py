@@ -25,7 +25,8 @@ Annotations of a pod that override the defaults, usually set in a pod template:
 for a readiness probe that fails, `"crash": "Error"` or `"OOMKilled"` for a container that ends and starts again.
 
 As a program: `python -m autoscaler.testbed.kubelet --kubeconfig FILE --nodes gpu-0,gpu-1`. It prints a JSON line an
-event.
+event. After SIGUSR1 whatever starts takes ten times as long to become ready, as from a slow disk; after SIGUSR2 as long
+as before.
 """
 
 import argparse
@@ -52,6 +53,8 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_S = 40
 MODEL = "fake-model"
 LONGEST_BACKOFF_S = 300.0
+SLOW = 10.0
+RETRY_S = 0.2
 FAILURES = {"crash": "Error", "oom": "OOMKilled"}
 EXIT_CODES = {"Error": 1, "OOMKilled": 137}
 UNREACHABLE = (aiohttp.ClientError, OSError, TimeoutError)
@@ -160,6 +163,11 @@ class FakeKubelet:
         self._addresses = Addresses(settings.network)
         self._pods: dict[str, FakePod] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._slowness = 1.0
+
+    def slow(self, factor: float) -> None:
+        """Let cold starts that begin from now on take that many times as long."""
+        self._slowness = factor
 
     async def __aenter__(self) -> Self:
         await self._api.__aenter__()
@@ -260,7 +268,7 @@ class FakeKubelet:
         self._addresses.give_back(pod.ip)
 
     async def _guard(self, pod: FakePod, work: Awaitable[None]) -> None:
-        """Do a pod's work; what the API refuses or cannot hear ends this pod's story, not the others'."""
+        """Do a pod's work; what the API refuses ends this pod's story, not the others'."""
         try:
             await work
         except (ApiError, *UNREACHABLE) as error:
@@ -280,7 +288,7 @@ class FakeKubelet:
             if not runs:
                 pod.started = stamp()
                 await self._write(pod, "Running")
-                await asyncio.sleep(pod.seconds("cold-start", self._settings.cold_start_s))
+                await asyncio.sleep(self._slowness * pod.seconds("cold-start", self._settings.cold_start_s))
             if fail == "never-ready":
                 return
             await self._crash(pod, FAILURES.get(fail) or await self._serve(pod))
@@ -317,7 +325,7 @@ class FakeKubelet:
                 async with asyncio.timeout(grace_s):
                     await pod.server.drain(pod.seconds("drain", self._settings.drain_s))
         await _close(pod)
-        await self._api.request(
+        await self._insist(
             "DELETE",
             pod.path,
             {
@@ -332,8 +340,22 @@ class FakeKubelet:
     async def _write(self, pod: FakePod, phase: str, waiting: str = "") -> None:
         """Write the pod's status. The uid makes the server refuse if another pod took the name."""
         body = {"metadata": {"uid": pod.uid}, "status": pod_status(pod, phase, waiting)}
-        pod.item = await self._api.request("PATCH", pod.path + "/status", body, content_type=STRATEGIC)
+        answer = await self._insist("PATCH", pod.path + "/status", body, content_type=STRATEGIC)
+        # The watch may have told meanwhile what became of it: the node controller's word right after ours.
+        pod.item = max(pod.item, answer, key=_version)
         self._say(event=waiting or ("Ready" if pod.ready else phase), pod=pod.name, ip=pod.ip)
+
+    async def _insist(self, method: str, path: str, body: Json, content_type: str = "application/json") -> Json:
+        """Return the answer of a server that may be away for a while. Raises ApiError when it refuses."""
+        while True:
+            try:
+                return await self._api.request(method, path, body, content_type=content_type)
+            except UNREACHABLE:
+                pass
+            except ApiError as error:
+                if error.status < 500 and error.status != 429:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
 
 class Addresses:
@@ -434,6 +456,11 @@ def _is_said_ready(pod: FakePod) -> bool:
     return any(item["type"] == "Ready" and item["status"] == "True" for item in known)
 
 
+def _version(item: Json) -> int:
+    """Return a number that is higher in a later state of an object."""
+    return int(item["metadata"]["resourceVersion"])
+
+
 def _containers(item: Json) -> list[Json]:
     return item.get("status", {}).get("containerStatuses") or []
 
@@ -478,7 +505,9 @@ async def main(words: list[str]) -> None:
     kubeconfig, settings = _arguments(words)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with FakeKubelet(Api.from_kubeconfig(kubeconfig), settings):
+    async with FakeKubelet(Api.from_kubeconfig(kubeconfig), settings) as kubelet:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, kubelet.slow, SLOW)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, kubelet.slow, 1.0)
         await stop.wait()
 
 

@@ -339,6 +339,15 @@ class Plane:
                 process.start()
         await self.ready()
 
+    async def renew(self) -> None:
+        """Mend it, and start anew what would go on slowly after an outage; return once pods can be scheduled."""
+        await self.mend()
+        for process in (self.controller_manager, self.scheduler):
+            process.kill()
+            process.start()
+        async with self.api() as api:
+            await self.until(lambda: _has_ready_nodes(api), "nodes that are ready")
+
     async def ready(self) -> None:
         """Return once the API server is ready."""
         async with self.api() as api:

@@ -64,6 +64,16 @@ async def place(plane: Plane) -> AsyncIterator[Place]:
 
 
 @pytest.fixture
+async def outage(place: Place) -> AsyncIterator[None]:
+    """Let the test break the plane: afterwards, and before its namespace goes, the plane is as new.
+
+    A controller or a scheduler that has lost its API server is slow for up to a minute after that is back.
+    """
+    yield
+    await place.plane.renew()
+
+
+@pytest.fixture
 async def pool(place: Place) -> AsyncIterator[Pool]:
     """Return a node that only this test uses."""
     kubelet = place.plane.fake_kubelet(place.namespace, [place.namespace], gpus=GPUS, labels={"pool": place.namespace})

@@ -5,7 +5,7 @@ import base64
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import Signals
@@ -84,23 +84,28 @@ def environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def running_daemon(kubeconfig: Path, *arguments: object, entry: Sequence[str] = ENTRY) -> AsyncIterator[Daemon]:
+async def running_daemon(
+    kubeconfig: Path | None,
+    *arguments: object,
+    entry: Sequence[str] = ENTRY,
+    environ: Mapping[str, str] | None = None,
+) -> AsyncIterator[Daemon]:
     """Run it while the block runs; it is killed where it has not ended. What it says on stderr is ours to read.
 
     Args:
+        kubeconfig: None where it has to find the API server by `environ`.
         entry: the command that stands for `autoscaler run`.
     """
     process = await asyncio.create_subprocess_exec(
         *entry,
-        "--kubeconfig",
-        str(kubeconfig),
+        *(() if kubeconfig is None else ("--kubeconfig", str(kubeconfig))),
         "--listen",
         "127.0.0.1:0",
         "--log-format",
         "json",
         *map(str, arguments),
         stdout=asyncio.subprocess.PIPE,
-        env=environment(),
+        env=environment() | dict(environ or {}),
         limit=2**20,
     )
     try:

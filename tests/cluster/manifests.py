@@ -64,10 +64,13 @@ class Place(NamedTuple):
         return pods
 
     async def until_ready(self, count: int, name: str = "chat") -> list[Json]:
-        """Return the pods once so many are ready, no others are there, and the Deployment's status says the same."""
-        pods = await self.until(
-            lambda pods: len(pods) == count and all(map(is_ready, pods)), f"{count} pods that are ready"
-        )
+        """Return a Deployment's pods once so many are ready, it has no others, and its status says the same."""
+
+        def are_ready(pods: list[Json]) -> bool:
+            own = of_deployment(pods, name)
+            return len(own) == count and all(map(is_ready, own))
+
+        pods = of_deployment(await self.until(are_ready, f"{count} pods of {name} that are ready"), name)
 
         async def said() -> bool:
             deployment = await self.read(name)
@@ -201,6 +204,11 @@ def _autoscaler(name: str, max_replicas: int, metric: Json) -> Json:
     }
 
 
+def of_deployment(pods: Iterable[Json], name: str) -> list[Json]:
+    """Return the pods that a Deployment's ReplicaSets made: their names are its own, a hash and five letters."""
+    return [pod for pod in pods if pod["metadata"]["name"].rsplit("-", 2)[0] == name]
+
+
 def condition(item: Json, kind: str) -> Json:
     """Return a condition of an object; empty where it has none of that type."""
     known = item.get("status", {}).get("conditions") or ()
@@ -242,6 +250,7 @@ def policy(
     more: str = "",
     labels: str = "{}",
     stale_after: str = "15s",
+    interval: str = "1s",
 ) -> Path:
     """Write a policy for a Deployment of that namespace, and return its path."""
     path = folder / f"{name}.yaml"
@@ -249,7 +258,7 @@ def policy(
         "apiVersion: autoscaler/v1alpha1\nkind: ScalingPolicy\n"
         f"metadata: {{name: {name}, labels: {labels}}}\nspec:\n"
         f"  target: {{namespace: {namespace}, deployment: {name}}}\n"
-        f"  replicas: {replicas}\n  interval: 1s\n"
+        f"  replicas: {replicas}\n  interval: {interval}\n"
         f"  signals: {{vllm: {{port: {plane.port}, timeout: 900ms, staleAfter: {stale_after}}}}}\n{more}"
     )
     return path

@@ -198,6 +198,7 @@ async def test_above_its_bounds_it_gives_up_the_pods_that_do_not_serve(site: Sit
     assert {pod["metadata"]["uid"] for pod in await place.list_pods()} == serving
 
 
+@pytest.mark.usefixtures("outage")
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_after_an_outage_of_the_api_server_it_goes_on(site: Site, tmp_path: Path, how: str) -> None:
     place, plane = site.place, site.place.plane

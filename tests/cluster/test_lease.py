@@ -177,6 +177,7 @@ async def test_a_killed_one_is_succeeded_and_one_that_ends_hands_over(place: Pla
         assert voters.samples
 
 
+@pytest.mark.usefixtures("outage")
 async def test_while_the_api_server_is_frozen_nobody_leads_and_after_it_one(place: Place, tmp_path: Path) -> None:
     plane = place.plane
     async with electorate(place, tmp_path) as voters:

@@ -226,6 +226,7 @@ async def test_the_audit_log_has_what_was_asked_and_answered(place: Place) -> No
 # --- faults ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("outage")
 async def test_the_plane_survives_its_parts(place: Place) -> None:
     """Killed, restarted and frozen parts: state is kept, pods stay ready, and work goes on afterwards."""
     plane = place.plane

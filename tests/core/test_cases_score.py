@@ -10,7 +10,7 @@ from autoscaler.core.facts import IMPLAUSIBLE_ZERO_POLLS
 from autoscaler.core.histogram import quantile
 from autoscaler.core.policy import Policy, PrometheusServer, Query, ReplicaBounds, Signals, TargetRef
 from autoscaler.core.signals import ENGINE_COLUMNS, plausible
-from autoscaler.core.types import GapReason, Gpu, Hold, PodPhase, Reason, ScaleReplicas
+from autoscaler.core.types import WHOLE_PAGE, Gap, GapReason, Gpu, Hold, PodPhase, Reason, ScaleReplicas
 from tests.core.world import P0, START, Engine, World, pod
 
 KV = next(signal for signal in ENGINE_COLUMNS if signal.name == "kv_cache_usage")
@@ -118,12 +118,44 @@ class TestC058AllPodsFailReadiness:
         assert world.replicas == 3
         assert {decision.reason for decision in decisions} == {Reason.UNREADY_PODS}
 
+    def test_no_shrink_while_pods_are_lost_that_had_just_become_ready(self) -> None:
+        """The API does not show that these have served: whoever saw them ready has to remember it."""
+        world = World(P0, 4)
+        world.press(0.0, 0.0, 0.0)
+        world.decide()
+        lost = [replace(one, ready=False, was_ready=False, created_at=START) for one in world.pods[2:]]
+        world.pods[2:] = lost
+        world.silent = {one.uid for one in lost}
+        decisions = world.run(60)
+        assert world.replicas == 4
+        assert {decision.reason for decision in decisions} == {Reason.UNREADY_PODS}
+
     def test_hold_when_they_cannot_be_scraped(self) -> None:
         world = self.overloaded()
         world.silent = {one.uid for one in world.pods}
         world.pods = [replace(one, was_ready=False, created_at=START - 10.0) for one in world.pods]
         world.samples = {}
         assert world.decide().reason is Reason.NO_READY_PODS
+
+
+@pytest.mark.parametrize(
+    ("silent", "reason"),
+    [
+        pytest.param(["chat-a-0"], Reason.DOWN_SCORE, id="one of four"),
+        pytest.param(["chat-a-0", "chat-a-1"], Reason.PARTIAL_NO_SHRINK, id="two of four"),
+        pytest.param([""], Reason.PARTIAL_NO_SHRINK, id="the whole source"),
+        pytest.param(["other-0", "other-1"], Reason.DOWN_SCORE, id="pods of others"),
+    ],
+)
+def test_pods_that_do_not_answer_now_do_not_vouch_for_a_shrink(silent: list[str], reason: Reason) -> None:
+    """Their last pages are still fresh enough to grow by."""
+    world = World(P0, 4)
+    world.press(0.0, 0.0, 0.0)
+    while isinstance(world.decide().action, Hold):
+        world.tick()
+    refused = [Gap(signal=WHOLE_PAGE, reason=GapReason.UNREACHABLE, source="vllm", pod=name) for name in silent]
+    world.gaps = tuple(refused)
+    assert world.decide().reason is reason
 
 
 def test_c060_perc_in_the_name_ratio_in_the_value() -> None:

@@ -741,6 +741,7 @@ def test_order_of_the_guards() -> None:
         "hold_dead_band",
         "stabilize",
         "leave_in_motion",
+        "require_answers",
         "protect_requests",
         "limit_step",
         "limit_rate",

@@ -175,6 +175,35 @@ async def test_c094_a_refused_login_is_tried_once_more_and_then_later_and_later(
     await api.close()
 
 
+async def test_c094_another_token_ends_the_wait_for_everybody(fake: FakeApi, clock: FakeClock, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("stale")
+    fake.tokens = {"good"}
+    api = KubernetesApi(Configuration(host=fake.url), clock, token_file=token)
+    for _ in range(3):
+        clock.at += (await refused(api)).retry_after_s or 0.0
+    token.write_text("wrong as well")
+    assert (await refused(api)).retry_after_s == 40.0
+    token.unlink()
+    assert (await refused(api)).detail == "no request for another 40.0 s"
+    token.write_text("good")
+    await asyncio.gather(*(api.request("GET", path) for path in (DEPLOYMENT, PODS, DEPLOYMENT)))
+    await api.close()
+
+
+async def test_c092_another_token_does_not_end_a_servers_wish_for_patience(
+    fake: FakeApi, clock: FakeClock, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    fake.faults = {"get deployments": [Fault(status=429, headers={"Retry-After": "7"})]}
+    api = KubernetesApi(Configuration(host=fake.url), clock, token_file=token)
+    await refused(api)
+    token.write_text("new")
+    assert (await refused(api)).reason == "throttled"
+    await api.close()
+
+
 async def test_targets_that_are_refused_at_the_same_time_count_once(fake: FakeApi, api: KubernetesApi) -> None:
     fake.tokens = set()
     errors = await asyncio.gather(*(refused(api) for _ in range(4)))
