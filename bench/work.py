@@ -1,6 +1,7 @@
 """The work of requests on a profile: seconds of a busy replica, and when it has to be done."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -9,16 +10,36 @@ from autoscaler.sim.engine import Profile
 
 
 def request_work(profile: Profile, prompts: Floats, outputs: Floats) -> tuple[Floats, Floats]:
-    """Return each request's seconds of prefill and of decode, without its share of an iteration's fixed time.
+    """Return each request's seconds of prefill and of decode, such that no schedule needs less in total.
 
-    An iteration never takes less than the work in it, so the sum is what even a replica that is always full needs.
-    The first token comes with the prefill; token i of an answer reads prompt + i tokens of context.
+    The time of an iteration is convex in its tokens, so no less than any tangent: a fixed part and so much a token. The
+    sequences, the resident tokens and the token budget each force a least number of iterations. Of all these bounds the
+    highest is taken. The first token comes with the prefill; token i of an answer reads prompt + i tokens of context.
     """
     tokens = np.maximum(outputs - 1.0, 0.0)
     context = tokens * prompts + tokens * (tokens + 1.0) / 2.0
-    prefill = profile.token_s * prompts + profile.prefix_s * prompts * prompts / 2.0
-    decode = (profile.token_s + profile.sequence_s) * tokens + profile.context_s * context
+    nothing = np.zeros_like(tokens)
+    shares = (  # of an iteration, in prefill and decode
+        (nothing, tokens / profile.max_num_seqs),
+        (nothing, context / profile.kv_tokens),
+        (prompts / profile.max_num_batched_tokens, tokens / profile.max_num_batched_tokens),
+    )
+    fewest = max(shares, key=lambda share: float(share[0].sum() + share[1].sum()))
+    iterations, all_tokens = float(fewest[0].sum() + fewest[1].sum()), float(prompts.sum() + tokens.sum())
+    fixed, slope = max(_tangents(profile), key=lambda line: line[0] * iterations + line[1] * all_tokens)
+    prefill = slope * prompts + profile.prefix_s * prompts * prompts / 2.0 + fixed * fewest[0]
+    decode = (slope + profile.sequence_s) * tokens + profile.context_s * context + fixed * fewest[1]
     return profile.overhead * prefill, profile.overhead * decode
+
+
+def _tangents(profile: Profile) -> Iterator[tuple[float, float]]:
+    """Yield fixed time and time per token of lines that no iteration is faster than."""
+    for tokens in np.geomspace(16.0, profile.max_num_batched_tokens, 40).tolist():
+        work = profile.token_s * tokens
+        norm = math.sqrt(math.sqrt(profile.base_s**4 + work**4))
+        slope = profile.token_s * (work / norm) ** 3
+        yield norm - slope * tokens, slope
+    yield 0.0, profile.token_s
 
 
 def spread(starts: Floats, lengths: Floats, amounts: Floats, edges: Floats) -> Floats:

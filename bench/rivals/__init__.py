@@ -18,7 +18,7 @@ RIVALS: dict[str, Settings] = {
     "keda-production-stack": keda.PRODUCTION_STACK,
     "kpa": kpa.KpaSettings(),
     "aibrix-apa": aibrix.ApaSettings(),
-    "aibrix-kpa": aibrix.KPA,
+    "aibrix-kpa": aibrix.AibrixKpaSettings(),
     "ray-serve": ray_serve.RayServeSettings(),
     "llmd-wva": wva.WvaSettings(),
     "llmd-slo-aware": slo_aware.SloAwareSettings(),

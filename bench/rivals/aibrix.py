@@ -11,18 +11,20 @@ from bench.rivals.base import Bounds, tuned
 from bench.rivals.kpa import KpaSettings
 from bench.rivals.view import Signal, View, Window, read
 
-KPA = KpaSettings(
-    signal=Signal.KV,
-    capacity=0.5,
-    share=1.0,
-    stable_s=180.0,
-    panic_s=60.0,
-    max_up=2.0,
-    max_down=2.0,
-    down_delay_s=180.0,
-    interval_s=10.0,
-)
-"""KV usage, 0.5 a replica; windows of 180 s and 60 s, factors of 2, three minutes before it shrinks."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AibrixKpaSettings(KpaSettings):
+    """Knative's law on KV usage, with other windows and factors, and three minutes before it shrinks."""
+
+    signal: Signal = Signal.KV
+    capacity: float = tuned(0.5, 0.05, 0.95)
+    share: float = 1.0
+    stable_s: float = 180.0
+    panic_s: float = 60.0
+    max_up: float = 2.0
+    max_down: float = 2.0
+    down_delay_s: float = 180.0
+    interval_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

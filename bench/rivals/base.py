@@ -1,8 +1,10 @@
 """What all rivals share: how they are asked, how they are made, and which of their numbers may be tuned."""
 
-from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from bench.rivals.view import View
 
@@ -29,6 +31,9 @@ class Settings(Protocol):
         """Return the rival with an empty memory."""
 
 
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """The fewest and the most replicas."""
@@ -49,15 +54,29 @@ class Span(NamedTuple):
     log: bool
 
 
-def tuned(default: float, low: float, high: float, *, log: bool = False) -> Any:
+def tuned(default: float | None, low: float, high: float, *, log: bool = False) -> Any:
     """Return a field of a settings class that a search may change, beside the vendor's value."""
     return field(default=default, metadata={"span": Span(low, high, log)})
 
 
 def spans(settings: Settings) -> dict[str, Span]:
-    """Return what a search may change of a rival, by field."""
-    return {one.name: one.metadata["span"] for one in _fields(settings) if "span" in one.metadata}
+    """Return what a search may change of a rival, by field; what is None there stays out of use."""
+    every: Any = settings
+    return {
+        one.name: one.metadata["span"]
+        for one in fields(every)
+        if "span" in one.metadata and getattr(settings, one.name) is not None
+    }
 
 
-def _fields(settings: Any) -> Iterator[Field[Any]]:
-    yield from fields(settings)
+def sample(settings: AnySettings, rng: np.random.Generator) -> AnySettings:
+    """Return the settings with every value that may be tuned drawn from its span."""
+    drawn = {
+        name: math.exp(rng.uniform(math.log(span.low), math.log(span.high)))
+        if span.log
+        else float(rng.uniform(span.low, span.high))
+        for name, span in spans(settings).items()
+    }
+    every: Any = settings
+    changed: AnySettings = replace(every, **drawn)
+    return changed

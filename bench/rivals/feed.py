@@ -12,9 +12,10 @@ from autoscaler.sim.tally import Tally
 from bench.rivals.base import Rival
 from bench.rivals.view import Gateway, Histogram, Page, Pod, PodState, View
 
-STEP_S = 5.0
-"""Scrapes fall on this grid, each pod's on a phase of its own."""
-SCRAPE_S = 15.0
+SCRAPE_S = 5.0
+"""Between two scrapes of a pod: in the rivals' favour, as Prometheus is mostly told 15 or 30 s."""
+GRID_S = 5.0
+"""Scrapes fall on this grid; with a longer interval each pod's on a phase of its own."""
 
 
 class Counted:
@@ -42,21 +43,26 @@ class Counted:
 
 
 class Feed:
-    """Scrapes a fleet's engines every `SCRAPE_S` seconds, and shows what a rival sees between the scrapes."""
+    """Scrapes a fleet's engines, and shows what a rival sees between the scrapes.
 
-    def __init__(self, fleet: Fleet, counted: Counted) -> None:
+    Args:
+        counted: the fleet's requests.
+        scrape_s: between two scrapes of a pod, a multiple of the grid.
+    """
+
+    def __init__(self, fleet: Fleet, counted: Counted, scrape_s: float = SCRAPE_S) -> None:
         self._fleet = fleet
         self._counted = counted
+        self._slots = max(1, round(scrape_s / GRID_S))
         self._pages: dict[str, Page] = {}
 
     async def scrape(self) -> None:
         """Scrape the pods whose turn it is now; a new pod at the first chance."""
         pods, engines = (await self._fleet.read()).pods, self._fleet.engines()
-        slots = round(SCRAPE_S / STEP_S)
-        slot = round(self._fleet.now / STEP_S) % slots
+        slot = round(self._fleet.now / GRID_S) % self._slots
         kept: dict[str, Page] = {}
         for pod, engine in zip(pods, engines, strict=True):
-            due = zlib.crc32(pod.name.encode()) % slots == slot or pod.name not in self._pages
+            due = zlib.crc32(pod.name.encode()) % self._slots == slot or pod.name not in self._pages
             if pod.ready and due:
                 kept[pod.name] = page(engine)
             elif pod.name in self._pages:
@@ -107,19 +113,19 @@ def _histogram(tally: Tally) -> Histogram:
     return Histogram(bounds=(*tally.bounds, math.inf), counts=tuple(map(float, tally.cumulative())))
 
 
-async def drive(fleet: Fleet, rival: Rival, counted: Counted, duration_s: float) -> None:
+async def drive(fleet: Fleet, rival: Rival, counted: Counted, duration_s: float, *, scrape_s: float = SCRAPE_S) -> None:
     """Let a rival scale a fleet until `duration_s`: it is asked at its interval, and what it orders happens at once.
 
     Args:
-        counted: the fleet's requests.
+        counted, scrape_s: as for `Feed`.
     """
-    feed = Feed(fleet, counted)
+    feed = Feed(fleet, counted, scrape_s)
     tick, scrape = 0.0, 0.0
     while fleet.now < duration_s:
         fleet.advance(min(tick, scrape, duration_s))
         if fleet.now >= scrape:
             await feed.scrape()
-            scrape += STEP_S
+            scrape += GRID_S
         if fleet.now >= tick:
             fleet.scale(rival.desired(fleet.now, await feed.view()))
             tick += rival.interval_s

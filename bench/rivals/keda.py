@@ -136,7 +136,7 @@ class KedaSettings:
 
     signal: Signal = Signal.WAITING
     target: float | None = tuned(5.0, 0.5, 200.0, log=True)
-    gpu: float | None = None
+    gpu: float | None = tuned(None, 0.3, 0.99)
     ignore_null: bool = True
     fallback: Fallback | None = None
     cooldown_s: float = 300.0

@@ -30,7 +30,7 @@ class KpaSettings:
     """
 
     signal: Signal = Signal.GATEWAY_IN_FLIGHT
-    capacity: float = tuned(100.0, 0.1, 400.0, log=True)
+    capacity: float = tuned(100.0, 1.0, 400.0, log=True)
     share: float = 0.7
     stable_s: float = 60.0
     panic_s: float = 6.0

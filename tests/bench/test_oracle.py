@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.sim.engine import PROFILES
+from autoscaler.sim.engine import PROFILES, Engine, Profile, Request
+from autoscaler.sim.ledger import Ledger
 from bench.oracle import Planned, achievable, cheapest, fluid_gpu_hours, needed, plan_cost
 from bench.rivals.base import Bounds
 from bench.rivals.view import View
@@ -36,14 +37,27 @@ def test_work_of_a_request() -> None:
     assert decode.tolist() == pytest.approx([0.01, 0.0])  # the first token comes with the prefill
 
 
-def test_work_is_never_more_than_the_iterations_take() -> None:
-    profile = PROFILES["llama-3.1-70b-h100x4"]
-    prefill, decode = request_work(profile, _floats(1000.0), _floats(3.0))
-    taken = profile.iteration_s(1000, 0, 0, 1000 * 500.0)
-    assert prefill[0] < taken
-    # 256 of them in one batch, two tokens each, over 1001 and 1002 tokens of context
-    batch = sum(profile.iteration_s(0, 256, 256 * context, 0.0) for context in (1001, 1002))
-    assert 0.5 * batch < 256 * decode[0] < batch
+@pytest.mark.parametrize("profile", [pytest.param(profile, id=name) for name, profile in PROFILES.items()])
+@pytest.mark.parametrize(
+    ("prompt", "output", "count", "least"),
+    [
+        pytest.param(2000, 2, 400, 0.99, id="prompts"),
+        pytest.param(100, 200, 1024, 0.9, id="full-batches"),
+        pytest.param(4000, 100, 200, 0.9, id="both"),
+        pytest.param(1269, 1529, 1024, 0.7, id="a-full-cache"),
+        pytest.param(100, 200, 8, 0.0, id="a-small-batch"),
+    ],
+)
+def test_an_engine_never_needs_less_than_the_work(
+    profile: Profile, prompt: int, output: int, count: int, least: float
+) -> None:
+    ledger = Ledger()
+    engine = Engine(profile, ledger)
+    assert all(engine.submit(Request(index * 1e-6, prompt, output)) for index in range(count))
+    engine.advance(1e6)
+    taken = float(ledger.column("finish").max())
+    prefill, decode = request_work(profile, np.full(count, float(prompt)), np.full(count, float(output)))
+    assert least * taken < float(prefill.sum() + decode.sum()) < taken * (1.0 + 1e-9)
 
 
 def test_spread_over_service_times() -> None:

@@ -12,8 +12,8 @@ from autoscaler.sim.fleet import Fleet
 from autoscaler.sim.workload import Lengths as Traffic
 from autoscaler.sim.workload import requests, steady
 from bench.rivals import RIVALS, capacity
-from bench.rivals.aibrix import KPA, ApaSettings
-from bench.rivals.base import Bounds, Settings, spans
+from bench.rivals.aibrix import AibrixKpaSettings, ApaSettings
+from bench.rivals.base import Bounds, Settings, sample, spans
 from bench.rivals.dynamo import DynamoSettings, TokenWorkSettings
 from bench.rivals.epp import EppSettings, TokenAwareSettings, calibrated
 from bench.rivals.feed import Counted, Feed, drive
@@ -81,8 +81,20 @@ def test_steady_load_in_the_middle_of_the_target_holds_still(name: str) -> None:
 def test_spans_hold_the_vendors_value(name: str) -> None:
     settings = RIVALS[name]
     for field, span in spans(settings).items():
-        value = getattr(settings, field)
-        assert value is None or span.low <= value <= span.high
+        assert span.low <= getattr(settings, field) <= span.high
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_a_search_draws_from_the_spans_and_changes_nothing_else(name: str) -> None:
+    settings: Any = RIVALS[name]
+    drawn = [sample(settings, np.random.default_rng(seed)) for seed in range(20)]
+    assert drawn == [sample(settings, np.random.default_rng(seed)) for seed in range(20)]
+    for field, span in spans(settings).items():
+        values = {getattr(one, field) for one in drawn}
+        assert len(values) == 20
+        assert span.low <= min(values) <= max(values) <= span.high
+    vendor = {field: getattr(settings, field) for field in spans(settings)}
+    assert {replace(one, **vendor) for one in drawn} == {settings}
 
 
 # -- static ------------------------------------------------------------------------------------------------------
@@ -167,8 +179,8 @@ def test_aibrix() -> None:
     assert apa.desired(200.0, fleet(7, kv=0.1)) == 7
     assert apa.desired(360.0, fleet(7, kv=0.1)) == 3
     assert ApaSettings(max_up=1.2).wanted(4, 0.9) == 5
-    assert KPA.build().desired(0.0, fleet(4, kv=0.95)) == 8  # 3.8 / 0.5 = 7.6
-    assert KPA.build().desired(0.0, View(ordered=3)) == 3
+    assert AibrixKpaSettings().build().desired(0.0, fleet(4, kv=0.95)) == 8  # 3.8 / 0.5 = 7.6
+    assert AibrixKpaSettings().build().desired(0.0, View(ordered=3)) == 3
 
 
 def test_ray_serve_waits_for_agreement() -> None:
