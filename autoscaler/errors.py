@@ -9,7 +9,7 @@ class AutoscalerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a policy file.
+    """One mistake in a policy or profile file.
 
     Args:
         file: path of the file, as given.
@@ -34,6 +34,14 @@ class Problem:
 
 class PolicyError(AutoscalerError):
     """One or more policy files cannot be used; `problems` holds every mistake found, not just the first."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class ProfileError(AutoscalerError):
+    """A simulator's profile cannot be used; `problems` holds every mistake found."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.core.types import Floats
-from autoscaler.sim.engine import Profile
+from autoscaler.sim.profile import Profile
 from bench.rivals.base import Bounds
 from bench.rivals.view import View
 from bench.work import request_work

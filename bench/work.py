@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from autoscaler.core.types import Floats
-from autoscaler.sim.engine import Profile
+from autoscaler.sim.profile import Profile
 
 
 def request_work(profile: Profile, prompts: Floats, outputs: Floats) -> tuple[Floats, Floats]:

@@ -17,8 +17,8 @@ from autoscaler.core.types import Reading, TargetStatus
 from autoscaler.errors import SourceError
 from autoscaler.loop import Parts, Supervisor
 from autoscaler.ports import Report
-from autoscaler.sim.engine import PROFILES
 from autoscaler.sim.fleet import Fleet, Settings, VirtualClock
+from autoscaler.sim.profiles import profile
 from autoscaler.sim.workload import Lengths, Rate, requests
 from autoscaler.sources.vllm import VllmSource
 from autoscaler.telemetry import Telemetry
@@ -27,7 +27,7 @@ from autoscaler.web.server import Health
 
 EPOCH = 1_768_348_800.0
 TARGET = Settings(namespace="serving", deployment="chat-a")
-PROFILE = replace(PROFILES["llama-3.1-8b-l40sx1"], max_num_batched_tokens=512, cold_start_s=60.0)
+PROFILE = replace(profile("llama-3.1-8b-l40sx1"), max_num_batched_tokens=512, cold_start_s=60.0)
 """A replica carries about 4.5 requests a second."""
 
 

@@ -8,15 +8,15 @@ epoch seconds would leave a double only a quarter of a microsecond.
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from autoscaler.sim.ledger import Fate, Ledger
+from autoscaler.sim.profile import Profile as Profile
+from autoscaler.sim.profiles import profile, profile_names
 from autoscaler.sim.tally import Tallies
 
-OVERHEAD = 1.12
-"""Measured over kernel time of vLLM's own end-to-end figures: median of 105 published rows, H100 and H200."""
+PROFILES = {name: profile(name) for name in profile_names()}
 
 
 class Request(NamedTuple):
@@ -25,145 +25,6 @@ class Request(NamedTuple):
     arrival: float
     prompt_tokens: int
     output_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """A model on its GPUs: how long an iteration takes, and what fits.
-
-    With P prefill tokens, B decoding sequences, K tokens of their context and Q = sum over chunks of
-    chunk x (prefix + chunk / 2), one iteration takes
-
-        overhead x [ (base^4 + (token x (P + B))^4)^(1/4) + sequence x B + context x K + prefix x Q ]
-
-    Args:
-        name: of the profile.
-        model: the served model's name.
-        gpus: per replica.
-        base_s, token_s, sequence_s, context_s, prefix_s: the coefficients [s].
-        kv_tokens: what the KV cache holds.
-        cold_start_s: median from creation of a pod to a loaded model.
-        reserve_prompt: admit a request only when its whole prompt fits, as vLLM does by default since 0.19.
-    """
-
-    name: str
-    model: str
-    gpus: int
-    base_s: float
-    token_s: float
-    sequence_s: float
-    context_s: float
-    prefix_s: float
-    kv_tokens: int
-    cold_start_s: float
-    overhead: float = OVERHEAD
-    block_size: int = 16
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    reserve_prompt: bool = True
-
-    def __post_init__(self) -> None:
-        if self.block_size & (self.block_size - 1):
-            raise ValueError(f"block_size must be a power of two: {self.block_size}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError("max_num_batched_tokens must leave every running sequence its token")
-
-    @property
-    def blocks(self) -> int:
-        """KV blocks, the null block that vLLM keeps for itself included."""
-        return self.kv_tokens // self.block_size
-
-    def iteration_s(self, prefill: int, batch: int, context: int, quadratic: float) -> float:
-        """Return the duration of one iteration [s], for P, B, K and Q of the class."""
-        tokens = self.token_s * (prefill + batch)
-        kernels = math.sqrt(math.sqrt(self.base_s**4 + tokens**4))
-        return self.overhead * (
-            kernels + self.sequence_s * batch + self.context_s * context + self.prefix_s * quadratic
-        )
-
-
-def _profile(
-    model: str,
-    hardware: str,
-    coefficients: tuple[float, float, float, float, float],
-    *,
-    kv_tokens: int,
-    cold_start_s: float,
-) -> Profile:
-    """Return a profile from ms, us/token, us/sequence, ns/context token and ps/token^2; hardware is like `h100x4`."""
-    base, token, sequence, context, prefix = coefficients
-    return Profile(
-        name=f"{model}-{hardware}".lower(),
-        model=model,
-        gpus=int(hardware.rpartition("x")[2]),
-        base_s=base * 1e-3,
-        token_s=token * 1e-6,
-        sequence_s=sequence * 1e-6,
-        context_s=context * 1e-9,
-        prefix_s=prefix * 1e-12,
-        kv_tokens=kv_tokens,
-        cold_start_s=cold_start_s,
-    )
-
-
-def _kv_tokens(memory_gb: float, gpus: int, weights_gb: float, bytes_per_token: int) -> int:
-    """Return the KV capacity: 0.9 of the cards, less the weights and 3 GB a card for activations and graphs."""
-    return int((0.9 * memory_gb * gpus - weights_gb - 3.0 * gpus) * 1e9 / bytes_per_token)
-
-
-_KV_8B, _KV_32B, _KV_70B = 131_072, 262_144, 327_680
-"""2 x layers x kv heads x head size x 2 bytes."""
-
-PROFILES: dict[str, Profile] = {
-    profile.name: profile
-    for profile in (
-        # Coefficients: least squares on NVIDIA's published vLLM kernel tables, bf16, MAPE 3-6 %.
-        _profile(
-            "Llama-3.1-8B",
-            "h100x1",
-            (6.62, 21.3, 7.7, 41.5, 812),
-            kv_tokens=_kv_tokens(80, 1, 16, _KV_8B),
-            cold_start_s=60,
-        ),
-        _profile(
-            "Llama-3.1-8B",
-            "a100x1",
-            (11.88, 63.2, 20.6, 81.9, 1279),
-            kv_tokens=_kv_tokens(80, 1, 16, _KV_8B),
-            cold_start_s=60,
-        ),
-        _profile(
-            "Llama-3.1-8B",
-            "l40sx1",
-            (23.00, 70.6, 28.5, 187.6, 3741),
-            kv_tokens=_kv_tokens(48, 1, 16, _KV_8B),
-            cold_start_s=60,
-        ),
-        # 350,000 is the figure that llm-d publishes for this set-up.
-        _profile("Qwen3-32B", "h100x2", (14.15, 54.8, 13.9, 42.6, 938), kv_tokens=350_000, cold_start_s=120),
-        _profile(
-            "Llama-3.1-70B",
-            "h100x4",
-            (15.59, 66.6, 19.3, 27.5, 749),
-            kv_tokens=_kv_tokens(80, 4, 140, _KV_70B),
-            cold_start_s=200,
-        ),
-        _profile(
-            "Llama-3.1-70B",
-            "h200x4",
-            (12.51, 65.2, 17.0, 19.0, 257),
-            kv_tokens=_kv_tokens(141, 4, 140, _KV_70B),
-            cold_start_s=200,
-        ),
-        _profile(
-            "Llama-3.1-70B",
-            "a100x8",
-            (18.12, 119.2, 28.4, 30.6, 0),
-            kv_tokens=_kv_tokens(80, 8, 140, _KV_70B),
-            cold_start_s=200,
-        ),
-    )
-}
 
 
 class _Sequence:

@@ -1,6 +1,7 @@
 """One engine's /metrics page, in the names, labels and buckets of vLLM 0.32 (text format 0.0.4)."""
 
-from autoscaler.sim.engine import Engine, Profile
+from autoscaler.sim.engine import Engine
+from autoscaler.sim.profile import Profile
 from autoscaler.sim.tally import Tallies, Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

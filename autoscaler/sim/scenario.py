@@ -6,8 +6,10 @@ from typing import Self
 
 import numpy as np
 
-from autoscaler.sim.engine import PROFILES, Profile, Request
+from autoscaler.sim.engine import Request
 from autoscaler.sim.fleet import Fleet, Settings
+from autoscaler.sim.profile import Profile
+from autoscaler.sim.profiles import profile
 from autoscaler.sim.workload import HOUR, MINUTE, Lengths, Rate, Surge, chat_day, requests, spike
 
 
@@ -83,7 +85,7 @@ def demo_scenario(seed: int = 1, *, duration_s: float = 24 * HOUR) -> Scenario:
     rush = f"lunch rush: {surge.factor:g} x the traffic in ten minutes"
     return Scenario(
         title="A day of chat traffic, with a rush at lunch",
-        profile=replace(PROFILES["llama-3.1-8b-l40sx1"], max_num_batched_tokens=512, cold_start_s=120.0),
+        profile=replace(profile("llama-3.1-8b-l40sx1"), max_num_batched_tokens=512, cold_start_s=120.0),
         rate=chat_day(20.0, surge),
         lengths=Lengths(prompt=800.0, output=300.0, prompt_sigma=0.6),
         replicas=2,
@@ -104,7 +106,7 @@ def rush_scenario(seed: int = 1, *, duration_s: float = 180.0) -> Scenario:
     rush = f"a rush: {surge.factor:g} x the traffic in {surge.ramp_s:.0f} s"
     return Scenario(
         title="A rush on a real control plane",
-        profile=replace(PROFILES["llama-3.1-8b-l40sx1"], max_num_batched_tokens=512, cold_start_s=6.0),
+        profile=replace(profile("llama-3.1-8b-l40sx1"), max_num_batched_tokens=512, cold_start_s=6.0),
         rate=spike(4.0, surge),
         lengths=Lengths(prompt=800.0, output=120.0, prompt_sigma=0.6, longest_prompt=4_000, longest_output=600),
         replicas=1,

@@ -9,10 +9,11 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from autoscaler.sim.engine import Engine, Profile, Request
+from autoscaler.sim.engine import Engine, Request
 from autoscaler.sim.fleet import route
 from autoscaler.sim.ledger import Fate, Ledger
 from autoscaler.sim.pages import Page
+from autoscaler.sim.profile import Profile
 from autoscaler.testbed.engine import Load
 
 STEP_S = 0.05

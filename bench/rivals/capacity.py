@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from autoscaler.sim.engine import Profile
+from autoscaler.sim.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

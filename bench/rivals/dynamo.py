@@ -14,7 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from autoscaler.sim.engine import PROFILES, Profile
+from autoscaler.sim.profile import Profile
+from autoscaler.sim.profiles import profile
 from bench.rivals import capacity
 from bench.rivals.base import Bounds, tuned
 from bench.rivals.lengths import Lengths
@@ -22,7 +23,7 @@ from bench.rivals.predictors import Constant, Kalman, Predictor
 from bench.rivals.view import Increase, Page, View, by_pod
 from bench.work import request_work
 
-DEFAULT_PROFILE = PROFILES["llama-3.1-70b-h100x4"]
+DEFAULT_PROFILE = profile("llama-3.1-70b-h100x4")
 LOAD_S = 5.0
 """load_adjustment_interval"""
 

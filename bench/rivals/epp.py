@@ -5,7 +5,7 @@ Source: llm-d main of November 2026, guides/workload-autoscaling: keda-epp, keda
 
 from dataclasses import dataclass, field, replace
 
-from autoscaler.sim.engine import Profile
+from autoscaler.sim.profile import Profile
 from bench.rivals import ratios
 from bench.rivals.base import Bounds, tuned
 from bench.rivals.behavior import SYNC_S, Behavior, Hpa, Rules, percent, pods

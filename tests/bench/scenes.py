@@ -2,7 +2,7 @@
 
 import math
 
-from autoscaler.sim.engine import Profile
+from autoscaler.sim.profile import Profile
 from bench.rivals.base import Rival
 from bench.rivals.view import Gateway, Histogram, Page, Pod, PodState, View
 

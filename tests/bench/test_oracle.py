@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.sim.engine import PROFILES, Engine, Profile, Request
+from autoscaler.sim.engine import Engine, Request
 from autoscaler.sim.ledger import Ledger
+from autoscaler.sim.profiles import profile, profile_names
 from bench.oracle import Planned, achievable, cheapest, fluid_gpu_hours, needed, plan_cost
 from bench.rivals.base import Bounds
 from bench.rivals.view import View
@@ -37,7 +38,7 @@ def test_work_of_a_request() -> None:
     assert decode.tolist() == pytest.approx([0.01, 0.0])  # the first token comes with the prefill
 
 
-@pytest.mark.parametrize("profile", [pytest.param(profile, id=name) for name, profile in PROFILES.items()])
+@pytest.mark.parametrize("name", profile_names())
 @pytest.mark.parametrize(
     ("prompt", "output", "count", "least"),
     [
@@ -49,14 +50,14 @@ def test_work_of_a_request() -> None:
     ],
 )
 def test_an_engine_never_needs_less_than_the_work(
-    profile: Profile, prompt: int, output: int, count: int, least: float
+    name: str, prompt: int, output: int, count: int, least: float
 ) -> None:
-    ledger = Ledger()
-    engine = Engine(profile, ledger)
+    ledger, one = Ledger(), profile(name)
+    engine = Engine(one, ledger)
     assert all(engine.submit(Request(index * 1e-6, prompt, output)) for index in range(count))
     engine.advance(1e6)
     taken = float(ledger.column("finish").max())
-    prefill, decode = request_work(profile, np.full(count, float(prompt)), np.full(count, float(output)))
+    prefill, decode = request_work(one, np.full(count, float(prompt)), np.full(count, float(output)))
     assert least * taken < float(prefill.sum() + decode.sum()) < taken * (1.0 + 1e-9)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoscaler.sim.engine import PROFILES, Request
+from autoscaler.sim.engine import Request
 from autoscaler.sim.fleet import Fleet
+from autoscaler.sim.profiles import profile
 from autoscaler.sim.workload import Lengths as Traffic
 from autoscaler.sim.workload import requests, steady
 from bench.rivals import RIVALS, capacity
@@ -263,7 +264,7 @@ def test_epp_by_tokens_adds_one_in_three_minutes() -> None:
 
 
 def test_prefill_speed_of_a_profile_is_the_published_one() -> None:
-    found = calibrated(TokenAwareSettings(), PROFILES["qwen3-32b-h100x2"]).prefill_tokens_s
+    found = calibrated(TokenAwareSettings(), profile("qwen3-32b-h100x2")).prefill_tokens_s
     assert found == pytest.approx(15_928, rel=0.05)
 
 
@@ -386,7 +387,7 @@ def _world(seed: int, rate: float, duration_s: float, replicas: int) -> tuple[Fl
     rng = np.random.default_rng(seed)
     traffic = list(requests(rng, steady(rate), Traffic(prompt=500, output=50), duration_s))
     counted = Counted(traffic)
-    return Fleet(PROFILES["llama-3.1-8b-h100x1"], counted, replicas=replicas, epoch=0.0, rng=rng), counted, traffic
+    return Fleet(profile("llama-3.1-8b-h100x1"), counted, replicas=replicas, epoch=0.0, rng=rng), counted, traffic
 
 
 @pytest.mark.parametrize("name", CONTENT)

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from aiohttp import web
 
-from autoscaler.sim.engine import PROFILES
 from autoscaler.sim.fleet import Fleet
+from autoscaler.sim.profiles import profile
 from autoscaler.sim.workload import Lengths, requests, steady
 from tests.fake_api import FakeApi, deployment, pod
 
@@ -95,10 +95,10 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 
 async def _serve(one: Cluster, up: threading.Event, end: asyncio.Event) -> None:
-    profile = replace(PROFILES["llama-3.1-8b-l40sx1"], cold_start_s=30.0)
+    slow = replace(profile("llama-3.1-8b-l40sx1"), cold_start_s=30.0)
     traffic, life = np.random.default_rng(1).spawn(2)
     arrivals = requests(traffic, steady(4.0), Lengths(prompt=400.0, output=40.0), LONGEST_S)
-    fleet = Fleet(profile, arrivals, replicas=PODS, epoch=time.time(), rng=life)
+    fleet = Fleet(slow, arrivals, replicas=PODS, epoch=time.time(), rng=life)
     async with one.api.serve(), fleet.serve() as port, _exporter(one):
         one.port = port
         one.api.deployment = deployment(replicas=PODS)

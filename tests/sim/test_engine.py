@@ -8,11 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from autoscaler.sim.engine import PROFILES, Engine, Profile, Request
+from autoscaler.sim.engine import Engine, Request
 from autoscaler.sim.ledger import Fate, Ledger, run_quantile
+from autoscaler.sim.profile import Profile
+from autoscaler.sim.profiles import profile
 from autoscaler.sim.tally import Tally
 
-PROFILE = PROFILES["llama-3.1-70b-h100x4"]
+PROFILE = profile("llama-3.1-70b-h100x4")
 
 
 @dataclass(eq=False)

@@ -13,14 +13,15 @@ from autoscaler.core.policy import VllmSignals
 from autoscaler.core.signals import COLUMN
 from autoscaler.core.types import DeletionCost, Hold, Outcome, PodPhase, ScaleReplicas
 from autoscaler.errors import ActuationError
-from autoscaler.sim.engine import PROFILES, Request
+from autoscaler.sim.engine import Request
 from autoscaler.sim.fleet import Fleet, Settings, VirtualClock
 from autoscaler.sim.ledger import Fate
+from autoscaler.sim.profiles import profile
 from autoscaler.sim.scenario import demo_scenario
 from autoscaler.sim.workload import HOUR, Lengths, requests, steady
 from autoscaler.sources.vllm import VllmSource
 
-PROFILE = replace(PROFILES["llama-3.1-8b-l40sx1"], cold_start_s=40.0)
+PROFILE = replace(profile("llama-3.1-8b-l40sx1"), cold_start_s=40.0)
 EPOCH = 1_768_348_800.25
 SLO = {"ttft_s": 2.0, "tpot_s": 0.1}
 

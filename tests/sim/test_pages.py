@@ -9,13 +9,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from autoscaler.sim.engine import PROFILES, Engine
+from autoscaler.sim.engine import Engine
 from autoscaler.sim.ledger import Ledger
 from autoscaler.sim.pages import HISTOGRAMS, Page
+from autoscaler.sim.profiles import profile
 from autoscaler.sim.workload import Lengths, requests, steady
 
 RECORDED = Path(__file__).parent.parent / "data" / "vllm" / "0.32.0" / "loaded.prom"
-PROFILE = PROFILES["llama-3.1-8b-l40sx1"]
+PROFILE = profile("llama-3.1-8b-l40sx1")
 STARTED_AT = 1_768_348_802.25
 
 

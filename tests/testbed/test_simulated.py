@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from autoscaler.sim.engine import PROFILES, Request
+from autoscaler.sim.engine import Request
 from autoscaler.sim.ledger import Fate
+from autoscaler.sim.profiles import profile
 from autoscaler.sources.exposition import SeriesCache, parse_page
 from autoscaler.sources.vllm import is_wanted
 from autoscaler.testbed.simulated import SimulatedEngine, Traffic
 
-PROFILE = replace(PROFILES["llama-3.1-8b-l40sx1"], max_num_batched_tokens=512)
+PROFILE = replace(profile("llama-3.1-8b-l40sx1"), max_num_batched_tokens=512)
 
 
 class Hands:
