@@ -1,7 +1,7 @@
 """AIBrix: its APA on KV usage, and its variant of Knative's law.
 
-Source: AIBrix 0.5, pkg/controller/podautoscaler: algorithm/apa.go, algorithm/kpa.go, context/context.go; the target and
-tolerances of its documentation's example (docs/source/features/autoscaling).
+Source: AIBrix, main of 2026, pkg/controller/podautoscaler: algorithm/apa.go, algorithm/kpa.go, context/context.go;
+target and tolerances as in its documentation's examples.
 """
 
 import math
@@ -34,7 +34,7 @@ class ApaSettings:
     up, down: tolerances above and below it, as shares.
     window_s: over which the usage is averaged.
     max_up, max_down: factors per decision.
-    down_window_s: the highest count of so long is kept.
+    down_window_s: the highest count of so long is kept: its cooldown after growth, read in its favour.
     """
 
     target: float = tuned(0.5, 0.05, 0.95)

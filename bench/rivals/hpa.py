@@ -13,7 +13,7 @@ from bench.rivals.view import Signal, View, read
 class HpaQueueSettings:
     """`External` metric sum(vllm:num_requests_waiting), target AverageValue.
 
-    Source: target 5 as in the vLLM production stack's adapter example; behavior, tolerance and sync of Kubernetes 1.34.
+    Source: target 5 as in the vLLM production stack's KEDA example; behavior, tolerance and sync of Kubernetes 1.34.
     """
 
     target: float = tuned(5.0, 0.5, 50.0, log=True)
@@ -47,7 +47,7 @@ class HpaQueue:
 class HpaGpuSettings:
     """`Pods` metric DCGM_FI_DEV_GPU_UTIL through an adapter, target a mean share.
 
-    Source: the target that GPU serving guides use; behavior, tolerance and sync of Kubernetes 1.34.
+    Source: 80 % is a common choice and nobody's default; behavior, tolerance and sync of Kubernetes 1.34.
     """
 
     target: float = tuned(0.8, 0.2, 0.99)

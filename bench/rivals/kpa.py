@@ -1,7 +1,7 @@
 """Knative's pod autoscaler: a stable and a panic window over requests in flight.
 
-Source: Knative Serving 1.20, pkg/autoscaler/scaling/autoscaler.go, pkg/reconciler/autoscaling/kpa/scaler.go and
-config/core/configmaps/autoscaler.yaml.
+Source: Knative Serving, main of 2026, pkg/autoscaler/scaling/autoscaler.go, pkg/reconciler/autoscaling/kpa/scaler.go;
+the defaults of config/core/configmaps/autoscaler.yaml.
 """
 
 import math

@@ -34,7 +34,7 @@ def decided(predictions: Sequence[int], decision: Decision) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhpaSettings:
     """Args:
-    signal, target: of the HPA inside, an `AverageValue`.
+    signal, target: of the HPA inside, an `AverageValue`; it has no default of its own.
     model, decision: which model, and how its count and the HPA's become one.
     ahead_s, stored: of the linear model: how far it looks, over how many counts.
     alpha, beta, gamma, periods, seasons: of the smoothing; a season is `periods` counts, and so many are kept.

@@ -1,6 +1,6 @@
 """Ray Serve's replica autoscaler: ongoing requests over a target, applied after it stood for a while.
 
-Source: Ray 2.50, python/ray/serve/autoscaling_policy.py and config.py.
+Source: Ray 2, main of 2026, python/ray/serve/autoscaling_policy.py and config.py.
 """
 
 import math

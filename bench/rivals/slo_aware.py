@@ -1,7 +1,7 @@
 """llm-d's SLO-aware law: KEDA with a formula over the pool's P90 latencies.
 
 Source: llm-d main of November 2026, docs/architecture/autoscaling/slo-aware-keda.md. The guide's predictor is not
-modelled: its documented fallback, measured latencies, is.
+modelled: its documented fallback, measured latencies, is, in the engines' buckets instead of the picker's finer ones.
 """
 
 import math

@@ -122,7 +122,8 @@ class Signal(StrEnum):
 
 
 KV_FULL, QUEUE_FULL = 0.8, 5.0
-"""Where llm-d's endpoint picker calls an engine saturated: kvCacheUtilThreshold and queueDepthThreshold."""
+"""Where llm-d's endpoint picker calls an engine saturated: kvCacheUtilThreshold and queueDepthThreshold. A pool's
+saturation is the mean over its engines of the nearer of the two."""
 
 
 def _mean(values: Sequence[float]) -> float | None:
