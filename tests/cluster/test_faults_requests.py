@@ -13,6 +13,8 @@ from tests.cluster.proxy import Proxy, running_proxy
 from tests.cluster.trial import BUSY, CALM, INTERVAL_S, trial
 
 PATIENCE_S = 6
+REQUEST_S = 3.0
+"""The longest that a request of the daemon's takes."""
 
 
 @pytest.fixture
@@ -31,7 +33,8 @@ async def test_each_write_is_a_conflict_while_it_shrinks(place: Place, proxy: Pr
             for _ in range(3):
                 await one.until(outcome="failed", desired_replicas=2)
         failed = [line for line in one.live.of("decision") if line["outcome"] == "failed"]
-        assert storm.hits == 2 * len(failed), "once anew after each conflict, and no more in one tick"
+        # Once anew after each conflict, and no more in one tick; another one may have begun meanwhile.
+        assert 0 <= storm.hits - 2 * len(failed) <= 2
         await one.recovered(time.time())
         await one.until_steps((4, 3), (3, 2))
 
@@ -47,7 +50,7 @@ async def test_it_is_asked_for_patience_while_it_grows(place: Place, proxy: Prox
             await asyncio.sleep(2 * PATIENCE_S)
         asked = [seen.at for seen in proxy.asked() if seen.status == 429]
         # Requests that were on their way when the first was refused are refused as well.
-        rounds = [at for before, at in pairwise([0.0, *asked]) if at - before > 1.0]
+        rounds = [at for before, at in pairwise([0.0, *asked]) if at - before > REQUEST_S]
         assert len(rounds) >= 2
         assert all(later - sooner >= PATIENCE_S for sooner, later in pairwise(rounds))
         await one.recovered(max(time.time(), time.time() - time.monotonic() + asked[-1] + PATIENCE_S))
@@ -64,7 +67,7 @@ async def test_its_watches_are_cut_again_and_again_while_it_grows(place: Place, 
             proxy.cut()
             await asyncio.sleep(0.2)
         lists = proxy.asked("GET", "/pods$", watch=False, since=began)
-        assert 2 <= len(lists) <= 4 * INTERVAL_S + 2, "once a second at the most"
+        assert 2 <= len(lists) <= time.monotonic() - began + 2, "once a second at the most"
         await one.recovered(time.time())
         await one.until_steps((1, 2), (2, 3), (3, 4))
 
