@@ -236,13 +236,15 @@ class Daemon:
 
     Attributes:
         credential: of its requests in the audit log.
-        leading: whether it says so. ticks: decisions that it logged. stepped_at: of its last applied one.
+        leading: whether it says so; `leading_at`, when it said that.
+        ticks: decisions that it logged. stepped_at: of its last applied one.
     """
 
     process: asyncio.subprocess.Process
     network: Forwarder
     credential: str
     leading: bool = False
+    leading_at: str = ""
     ticks: int = 0
     decided_at: float = 0.0
     stepped_at: float = 0.0
@@ -254,7 +256,7 @@ class Daemon:
             line = json.loads(raw)
             event = line["event"]
             if event in ("leading", "standing_by"):
-                self.leading = event == "leading"
+                self.leading, self.leading_at = event == "leading", line["timestamp"]
             elif event == "decision":
                 self.ticks += 1
                 self.decided_at = line["at"]
@@ -303,8 +305,8 @@ class Pair:
 
     @property
     def leader(self) -> Daemon | None:
-        """Whoever says that it leads."""
-        return next((one for one in self.daemons if one.leading), None)
+        """Whoever says that it leads, the last of them: one that is frozen has not yet said that it does not."""
+        return max((one for one in self.daemons if one.leading), key=lambda one: one.leading_at, default=None)
 
     async def settled(self) -> Daemon:
         """Return the leader once the other stands by, with all that it needs to take over."""
@@ -371,12 +373,12 @@ class Pair:
             victim.process.send_signal(SIGCONT)
         else:
             victim.network.heal()
-        since = time.time()
+        ticks = victim.ticks
 
         async def decides() -> bool:
-            return victim.decided_at > since and not victim.leading
+            return victim.ticks >= ticks + 2
 
-        await eventually(decides, "standby that decides again", LIMIT_S)
+        await eventually(decides, f"daemon that decides again after it was {kind}", LIMIT_S)
 
     async def _reach(self, phase: Phase) -> None:
         """Return at a moment of that kind."""
