@@ -29,7 +29,7 @@ async def test_each_write_is_a_conflict_while_it_shrinks(place: Place, proxy: Pr
     await place.tell(await place.until_ready(4), **CALM)
     async with trial(place, tmp_path, bounds=(2, 4), connect=proxy.kubeconfig_for) as one:
         await one.until(outcome="applied", desired_replicas=3)
-        with proxy.rule(method="PATCH", path="/scale$", status=409) as storm:
+        with proxy.rule(method="PATCH", path="/deployments/chat/scale$", status=409) as storm:
             for _ in range(3):
                 await one.until(outcome="failed", desired_replicas=2)
         failed = [line for line in one.live.of("decision") if line["outcome"] == "failed"]

@@ -121,8 +121,9 @@ class Trial:
         return [event for event in await self.place.plane.audit() if event.user == user]
 
     async def scalings(self) -> list[Scaling]:
-        """Return what was written of replicas, in order."""
-        return [Scaling.of(event) for event in await self.requests() if event.right == SCALE and event.wrote]
+        """Return what was written of the target's replicas, in order."""
+        done = [Scaling.of(event) for event in await self.requests() if event.right == SCALE and event.wrote]
+        return [one for one in done if one.target == self.target]
 
     async def steps(self) -> list[tuple[int, int]]:
         """Return the same, each from and to."""
@@ -131,7 +132,8 @@ class Trial:
     async def until_steps(self, *steps: tuple[int, int]) -> None:
         """Return once these steps, and no others, were written."""
         await eventually(lambda: self._has_done(len(steps)), f"steps {steps}")
-        assert await self.steps() == list(steps)
+        done = await self.steps()
+        assert done == list(steps), done
 
     async def _has_done(self, count: int) -> bool:
         return len(await self.steps()) >= count
