@@ -9,7 +9,7 @@ from rich.table import Table
 from bench import MissedError
 
 MODULES = ("parser", "decide", "trace", "start")
-ALONE = ("failover",)
+ALONE = ("failover", "closed_loop")
 """Have a command line and an exit code of their own."""
 
 

@@ -17,7 +17,8 @@ from autoscaler.core.types import Reading, TargetStatus
 from autoscaler.errors import SourceError
 from autoscaler.loop import Parts, Supervisor
 from autoscaler.ports import Report
-from autoscaler.sim.fleet import Fleet, Settings, VirtualClock
+from autoscaler.sim.clock import VirtualClock
+from autoscaler.sim.fleet import Fleet, Settings
 from autoscaler.sim.profiles import profile
 from autoscaler.sim.workload import Lengths, Rate, requests
 from autoscaler.sources.vllm import VllmSource

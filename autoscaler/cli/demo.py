@@ -22,7 +22,8 @@ from autoscaler.core.policy import Policy, VllmSignals
 from autoscaler.errors import AutoscalerError
 from autoscaler.loop import Parts, Supervisor
 from autoscaler.policy_file import load_policies, shipped_policies
-from autoscaler.sim.fleet import RunSummary, Settings, VirtualClock
+from autoscaler.sim.clock import VirtualClock
+from autoscaler.sim.fleet import RunSummary, Settings
 from autoscaler.sim.report import TickCollector, write_report
 from autoscaler.sim.scenario import Scenario, demo_scenario
 from autoscaler.sources.vllm import VllmSource

@@ -153,14 +153,18 @@ class Engine:
         """KV blocks that no live request holds."""
         return self._free
 
-    def submit(self, request: Request) -> bool:
-        """Queue a request at its arrival. False, and nothing happens, when it could never fit the KV cache."""
+    def submit(self, request: Request, deadline: float | None = None) -> bool:
+        """Queue a request at its arrival. False, and nothing happens, when it could never fit the KV cache.
+
+        Args:
+            deadline: when its client goes away without a first token; by default the engine's time-out after arrival.
+        """
         if self._blocks(request.prompt_tokens + request.output_tokens - 1) > self._total:
             return False
         arrival = request.arrival
         self.run(arrival)
         self.outstanding += 1
-        self._inbox.append(_Sequence(request, arrival + self._timeout))
+        self._inbox.append(_Sequence(request, arrival + self._timeout if deadline is None else deadline))
         if not self._steps:
             self._plan(arrival)
         elif not self._chunks:

@@ -15,12 +15,13 @@ SHORT_ANSWER = 16
 
 
 class Fate(IntEnum):
-    """How a request ended."""
+    """How a request ended: answered, given up by its client, taken by no replica, lost with its own, or too long."""
 
     DONE = 0
     TIMED_OUT = 1
     REFUSED = 2
     KILLED = 3
+    TOO_LONG = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

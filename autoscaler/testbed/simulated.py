@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from autoscaler.sim.engine import Engine, Request
-from autoscaler.sim.fleet import route
+from autoscaler.sim.front import route
 from autoscaler.sim.ledger import Fate, Ledger
 from autoscaler.sim.pages import Page
 from autoscaler.sim.profile import Profile

@@ -13,8 +13,10 @@ from autoscaler.core.policy import VllmSignals
 from autoscaler.core.signals import COLUMN
 from autoscaler.core.types import DeletionCost, Hold, Outcome, PodPhase, ScaleReplicas
 from autoscaler.errors import ActuationError
+from autoscaler.sim.clock import VirtualClock
 from autoscaler.sim.engine import Request
-from autoscaler.sim.fleet import Fleet, Settings, VirtualClock
+from autoscaler.sim.fleet import Fleet, Settings
+from autoscaler.sim.front import Clients
 from autoscaler.sim.ledger import Fate
 from autoscaler.sim.profiles import profile
 from autoscaler.sim.scenario import demo_scenario
@@ -193,7 +195,7 @@ def test_requests_go_to_the_replica_with_the_fewest_in_flight_and_stay() -> None
 
 
 def test_clients_that_wait_too_long_count_as_failed() -> None:
-    fleet = make(chat(30.0, 120.0), settings=Settings(ttft_timeout_s=15.0))
+    fleet = make(chat(30.0, 120.0), settings=Settings(clients=Clients(ttft_timeout_s=15.0)))
     fleet.advance(400.0)
     fates = fleet.ledger.column("fate")
     assert np.count_nonzero(fates == Fate.TIMED_OUT) > 500
