@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 # The tests wait more than they compute.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --dist worksteal
 export HYPOTHESIS_PROFILE ?= default
 
 .DEFAULT_GOAL := help
@@ -32,10 +32,10 @@ test: test-fast test-cluster ## Run all tests
 
 test-fast: install ## Those that need no cluster (gets Debian's prometheus where it may)
 	@tests/install-prometheus
-	$(PYTEST) -m "not cluster"
+	$(PYTEST) -n 4 -m "not cluster"
 
 test-cluster: install cluster-tools ## Those against a real control plane, one a worker
-	$(PYTEST) tests/cluster
+	$(PYTEST) -n 6 tests/cluster
 
 cluster-tools: ## Build the Kubernetes commands that the cluster tests run (seven minutes, once a version)
 	@tests/cluster/build-tools
