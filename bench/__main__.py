@@ -1,4 +1,4 @@
-"""`make bench`: the quick benchmarks in one table. `python -m bench NAME`: one of them, `reaction` or `failover`."""
+"""Benchmarks in one table: the quick ones (`make bench`), or those named, like `profiles`, `reaction`, `failover`."""
 
 import importlib
 import sys
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from bench import MissedError
 
-MODULES = ("parser", "decide", "trace", "start")
+MODULES = ("parser", "decide", "trace", "engine", "start")
 ALONE = ("failover", "closed_loop")
 """Have a command line and an exit code of their own."""
 

@@ -20,23 +20,37 @@ PROFILES = {name: profile(name) for name in profile_names()}
 
 
 class Request(NamedTuple):
-    """One request as a client sends it: when [s], and the tokens that it brings and will get."""
+    """One request as a client sends it: when [s], and the tokens that it brings and will get.
+
+    Of its prompt the share `cached_ratio` (0 to 1), in whole blocks, is in the prefix cache: not computed, but held in
+    the KV cache like the rest, and found again after a preemption. Blocks are not shared between requests.
+    """
 
     arrival: float
     prompt_tokens: int
     output_tokens: int
+    cached_ratio: float = 0.0
+
+
+class Limits(NamedTuple):
+    """What the scheduler may take into one iteration; a threshold of 0 is none."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
 
 
 class _Sequence:
     """One request inside the engine.
 
     Once it decodes, it holds `base + step` tokens in the KV cache, where `step` is the engine's count of iterations,
-    and ends when `step` reaches `finish_step`.
+    and ends when `step` reaches `finish_step`, which is -1 before.
     """
 
     __slots__ = (
         "arrival",
         "base",
+        "cached",
         "computed",
         "deadline",
         "finish_step",
@@ -51,9 +65,11 @@ class _Sequence:
         "uncounted",
     )
 
-    def __init__(self, request: Request, deadline: float) -> None:
-        self.arrival, self.prompt, self.output = request
+    def __init__(self, request: Request, deadline: float, block_size: int) -> None:
+        self.arrival, self.prompt, self.output, ratio = request
         self.deadline = deadline
+        # as in vLLM, at least the last token of a prompt is computed
+        self.cached = min(int(ratio * self.prompt), self.prompt - 1) // block_size * block_size if ratio else 0
         self.tokens = self.prompt  # to prefill: the prompt, and after a preemption what was generated too
         self.computed = 0
         self.generated = 0
@@ -70,29 +86,35 @@ class Engine:
     """One replica.
 
     A request joins the first iteration that starts after its arrival; an idle engine starts at once. `submit` and
-    `advance` must be called in order of time. The gauges are those that the last finished iteration wrote: as in vLLM,
-    what arrives during an iteration shows only after the next one.
+    `advance` and `set_limits` must be called in order of time. The gauges are those that the last finished iteration
+    wrote: as in vLLM, what arrives during an iteration shows only after the next one.
 
     Args:
         profile: model and hardware.
         ledger: notes every ended request.
         ttft_timeout_s: a client without its first token goes away after this long.
+
+    Attributes:
+        limits: that the next iteration to start obeys; the profile's at first.
     """
 
     __slots__ = (
         "_chunks",
         "_context",
-        "_decoding",
         "_finishes",
         "_first",
         "_free",
         "_inbox",
         "_joined",
+        "_late",
         "_mask",
+        "_mixed",
         "_needs",
-        "_partial",
+        "_partials",
         "_resumed",
+        "_running",
         "_shift",
+        "_skipped",
         "_slope",
         "_start",
         "_step",
@@ -103,6 +125,7 @@ class Engine:
         "idle_since",
         "kv_usage",
         "ledger",
+        "limits",
         "next_event",
         "outstanding",
         "profile",
@@ -114,6 +137,7 @@ class Engine:
     def __init__(self, profile: Profile, ledger: Ledger, ttft_timeout_s: float = math.inf) -> None:
         self.profile = profile
         self.ledger = ledger
+        self.limits = Limits(profile.max_num_seqs, profile.max_num_batched_tokens, profile.long_prefill_token_threshold)
         self.tallies = Tallies()
         self.running = 0
         self.waiting = 0
@@ -127,10 +151,10 @@ class Engine:
         self._shift = self._mask.bit_length()
         # _needs[r] sequences take a new block whenever step % block_size == r; twice over, so that a slice may wrap
         self._needs = [0] * (2 * profile.block_size)
-        self._decoding: dict[_Sequence, None] = {}
+        self._running: dict[_Sequence, None] = {}  # in order of admission, those that prefill included
+        self._partials: list[_Sequence] = []  # of these, those that prefill
         self._finishes: list[tuple[int, int, _Sequence]] = []
         self._joined = 0
-        self._partial: _Sequence | None = None
         self._resumed: deque[_Sequence] = deque()
         self._waiting: deque[_Sequence] = deque()
         self._inbox: list[_Sequence] = []
@@ -141,7 +165,10 @@ class Engine:
         self._first = 0.0
         self._slope = 0.0
         self._steps = 0
+        self._mixed = False  # it is one iteration that carries prefill, or a token that is late
         self._chunks: list[tuple[_Sequence, int]] = []
+        self._skipped: dict[_Sequence, None] = {}  # decode, but get no token in it
+        self._late: dict[_Sequence, None] = {}  # got none in the one before
 
     @property
     def context_tokens(self) -> int:
@@ -157,29 +184,70 @@ class Engine:
         """Queue a request at its arrival. False, and nothing happens, when it could never fit the KV cache.
 
         Args:
-            deadline: when its client goes away without a first token; by default the engine's time-out after arrival.
+            deadline: when its client goes away without a first token, not before those of earlier requests; by default
+                the engine's time-out after arrival.
         """
         if self._blocks(request.prompt_tokens + request.output_tokens - 1) > self._total:
             return False
         arrival = request.arrival
-        self.run(arrival)
+        if self.next_event <= arrival:
+            self.run(arrival)
         self.outstanding += 1
-        self._inbox.append(_Sequence(request, arrival + self._timeout if deadline is None else deadline))
+        until = arrival + self._timeout if deadline is None else deadline
+        self._inbox.append(_Sequence(request, until, self._mask + 1))
         if not self._steps:
             self._plan(arrival)
-        elif not self._chunks:
-            self._end_after(self._steps_to(math.nextafter(arrival, math.inf)))
+        elif not self._mixed:
+            self._end_soon(arrival)
         return True
+
+    def set_limits(
+        self,
+        at: float,
+        *,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        long_prefill_token_threshold: int | None = None,
+    ) -> Limits:
+        """Change some limits, and return all. They hold from the first iteration on that starts after `at`.
+
+        As in a vLLM whose scheduler is told between two steps: a lower max_num_seqs only stops admission, until enough
+        requests have ended; a token budget below the running requests counts as one token for each. Raises ValueError,
+        and changes nothing, outside of 1 to the profile's own value, which sizes the engine's buffers; a threshold may
+        be anything from 0 on.
+        """
+        ceiling, limits = self.profile, self.limits
+        limits = Limits(
+            limits.max_num_seqs if max_num_seqs is None else max_num_seqs,
+            limits.max_num_batched_tokens if max_num_batched_tokens is None else max_num_batched_tokens,
+            limits.long_prefill_token_threshold
+            if long_prefill_token_threshold is None
+            else long_prefill_token_threshold,
+        )
+        if not 1 <= limits.max_num_seqs <= ceiling.max_num_seqs:
+            raise ValueError(f"max_num_seqs must be 1 to {ceiling.max_num_seqs}: {limits.max_num_seqs}")
+        if not 1 <= limits.max_num_batched_tokens <= ceiling.max_num_batched_tokens:
+            highest = ceiling.max_num_batched_tokens
+            raise ValueError(f"max_num_batched_tokens must be 1 to {highest}: {limits.max_num_batched_tokens}")
+        if limits.long_prefill_token_threshold < 0:
+            raise ValueError(f"long_prefill_token_threshold must be 0 or more: {limits.long_prefill_token_threshold}")
+        self.run(at)
+        self.limits = limits
+        if self._steps and not self._mixed:
+            self._end_soon(at)
+        return limits
 
     def run(self, until: float) -> None:
         """Finish every jump and iteration that ends by `until`; the one under way stays as it is."""
+        finishes = self._finishes
         while self.next_event <= until:
             end = self.next_event
-            if self._chunks:
+            if self._mixed:
                 self._end_mixed(end)
             else:
                 self._decode(self._steps)
-            self._retire(end)
+            if finishes and finishes[0][0] <= self._step:
+                self._retire(end)
             self._write_gauges()
             self._plan(end)
 
@@ -201,10 +269,10 @@ class Engine:
         lost = list(self._in_flight())
         for sequence in lost:
             self._note(sequence, at, Fate.KILLED)
-        self._decoding.clear()
+        for group in (self._running, self._skipped, self._late):
+            group.clear()
         self._finishes.clear()
-        self._chunks = []
-        self._partial = None
+        self._chunks, self._partials, self._mixed = [], [], False
         for queue in (self._resumed, self._waiting, self._inbox):
             queue.clear()
         self._needs = [0] * len(self._needs)
@@ -214,11 +282,7 @@ class Engine:
 
     def _in_flight(self) -> Iterator[_Sequence]:
         """Yield everything that has not ended, running first."""
-        yield from self._decoding
-        joined = {sequence for sequence, _ in self._chunks}
-        yield from joined
-        if self._partial is not None and self._partial not in joined:
-            yield self._partial
+        yield from self._running
         yield from self._resumed
         yield from self._waiting
         yield from self._inbox
@@ -230,39 +294,59 @@ class Engine:
         if self._inbox:
             self._waiting.extend(self._inbox)
             self._inbox.clear()
-        if self._waiting or self._resumed or self._partial is not None:
-            self._expire(start)
         self._start = start
         self._chunks = []
-        needed = self._needs[self._step & self._mask]
-        preempted = needed > self._free
-        if preempted:
-            self._make_room(start)
-            needed = self._needs[self._step & self._mask]
-        batch, partial = len(self._decoding), self._partial
-        if partial is not None or self._waiting or self._resumed:
-            free = self._schedule_prefills(start, self._free - needed, preempted)
-            if self._chunks:
-                self._free = free
-            elif partial is not None:
-                preempted = True
-        if not batch and not self._chunks:
-            self._steps, self.next_event, self.idle_since = 0, math.inf, start
+        if self._skipped:
+            self._skipped = {}
+        if self._waiting or self._resumed or self._partials:
+            self._expire(start)
+        elif not self._late and self._needs[self._step & self._mask] <= self._free:
+            if self._running:
+                self._mixed = False
+                self._time(single=False)
+            else:
+                self._rest(start)
             return
-        self._time(batch, single=preempted)
+        self._schedule(start)
 
-    def _time(self, batch: int, *, single: bool) -> None:
+    def _rest(self, start: float) -> None:
+        """Be idle."""
+        self._steps, self._mixed, self.next_event, self.idle_since = 0, False, math.inf, start
+
+    def _schedule(self, start: float) -> None:
+        """Choose the next iteration's tokens, where not all is decoding with room to go on."""
+        running, partials = self._running, self._partials
+        budget = max(self.limits.max_num_batched_tokens, len(running))
+        if not partials or (len(partials) == 1 and next(reversed(running)) is partials[0]):
+            free, budget, preempted = self._serve_decodes_first(start, budget)
+        else:
+            free, budget, preempted = self._serve_one_by_one(start, budget)
+        if not preempted and budget > 0 and (self._resumed or self._waiting):
+            free = self._admit(start, free, budget)
+        if not running:
+            self._rest(start)
+            return
+        self._mixed = bool(self._chunks or self._late)
+        if self._mixed:
+            self._free = free
+        self._time(single=preempted)
+
+    def _time(self, *, single: bool) -> None:
         """Give the planned iteration its duration, and where nothing can change as many equal ones as fit."""
         profile = self.profile
+        batch, context = len(self._running) - len(self._partials), self._context
         prefill, quadratic = 0, 0.0
         for sequence, chunk in self._chunks:
             prefill += chunk
             quadratic += chunk * (sequence.computed + chunk / 2.0)
-        self._first = profile.iteration_s(prefill, batch, self._context + batch, quadratic)
+        for sequence in self._skipped:
+            batch -= 1
+            context -= sequence.base + self._step
+        self._first = profile.iteration_s(prefill, batch, context + batch, quadratic)
         self._slope = profile.overhead * profile.context_s * batch
         self._steps = 1
         self.next_event = self._start + self._first
-        if self._chunks or single:
+        if self._mixed or single:
             return
         finishes = self._finishes
         while finishes[0][2].finish_step != finishes[0][0]:  # preempted since
@@ -275,10 +359,14 @@ class Engine:
             steps = self._steps_to(self._next_deadline())
         self._end_after(steps)
 
+    def _end_soon(self, at: float) -> None:
+        """End a jump with the iteration that is under way at `at`, so that the next one can take up what is new."""
+        self._end_after(self._steps_to(math.nextafter(at, math.inf)))
+
     def _end_after(self, steps: int) -> None:
         """End the jump after `steps` iterations."""
         self._steps = steps
-        self.next_event = self._end_of(steps)
+        self.next_event = self._start + steps * self._first + self._slope * (steps * (steps - 1) / 2.0)
 
     def _end_of(self, steps: int) -> float:
         """Return when the first `steps` iterations of the jump have ended."""
@@ -317,7 +405,7 @@ class Engine:
 
     def _decode(self, steps: int) -> None:
         """Give every decoding sequence `steps` tokens."""
-        batch = len(self._decoding)
+        batch = len(self._running)
         phase, rest = self._step & self._mask, steps & self._mask
         self._free -= (steps >> self._shift) * batch + sum(self._needs[phase : phase + rest])
         self._step += steps
@@ -329,31 +417,58 @@ class Engine:
         self.ledger.add_run(self._first, self._slope, steps, batch)
 
     def _end_mixed(self, end: float) -> None:
-        """Finish an iteration that carried prefill."""
-        batch = len(self._decoding)
+        """Finish an iteration that carried prefill, or a token that was late."""
+        served = len(self._running) - len(self._partials) - len(self._skipped)
         tallies = self.tallies
         self._step += 1
-        self._context += batch
-        tokens = batch
-        if batch:
-            tallies.itl.observe(self._first, batch)
-            self.ledger.add_run(self._first, 0.0, 1, batch)
-        self._partial = None
+        self._context += served
+        tallies.generation_tokens += served
+        tokens, in_time = served, served
+        if self._skipped or self._late:
+            in_time -= self._settle_late(end)
+        if in_time:
+            tallies.itl.observe(self._first, in_time)
+            self.ledger.add_run(self._first, 0.0, 1, in_time)
         for sequence, chunk in self._chunks:
             sequence.computed += chunk
             if sequence.computed < sequence.tokens:
-                self._partial = sequence
-            elif not sequence.generated and sequence.deadline < end:
+                continue
+            if not sequence.generated and sequence.deadline < end:
                 self._abort(sequence, end)
             else:
                 tokens += 1 + self._first_or_next_token(sequence, end)
+        self._partials = [sequence for sequence in self._partials if sequence.computed < sequence.tokens]
         if tokens:
             tallies.iteration_tokens.observe(tokens)
-        tallies.generation_tokens += batch
         self._chunks = []
 
+    def _settle_late(self, end: float) -> int:
+        """Put off what got no token, and note the wait of what got one at last. Return how many of these there were."""
+        skipped = self._skipped
+        caught_up = [sequence for sequence in self._late if sequence not in skipped]
+        for sequence in caught_up:
+            del self._late[sequence]
+            latency = end - sequence.last_token
+            self.tallies.itl.observe(latency)
+            self.ledger.add_run(latency, 0.0, 1, 1)
+        for sequence in skipped:
+            if sequence not in self._late:
+                self._late[sequence] = None
+                sequence.last_token = self._start
+            self._count_need(sequence, -1)
+            sequence.base -= 1
+            self._count_need(sequence, 1)
+            self._expect_end(sequence, sequence.finish_step + 1)
+        return len(caught_up)
+
+    def _expect_end(self, sequence: _Sequence, step: int) -> None:
+        """Note after which iteration a sequence will have all its tokens."""
+        sequence.finish_step = step
+        self._joined += 1
+        heappush(self._finishes, (step, self._joined, sequence))
+
     def _first_or_next_token(self, sequence: _Sequence, end: float) -> int:
-        """Let a sequence whose prefill ended yield its token and decode on. Return the prompt tokens to count."""
+        """Let a sequence whose prefill ended yield its token and decode on. Return the computed prompt tokens."""
         tallies = self.tallies
         tallies.generation_tokens += 1
         counted = 0
@@ -364,21 +479,20 @@ class Engine:
         else:
             sequence.first_token = end
             tallies.ttft.observe(end - sequence.arrival)
-            counted = sequence.prompt
-            tallies.prompt_tokens += counted
+            counted = sequence.prompt - sequence.cached
+            tallies.prompt_tokens += sequence.prompt
+            tallies.cached_prompt_tokens += sequence.cached
         tallies.preemptions += sequence.uncounted
         sequence.uncounted = 0
         sequence.generated += 1
         if sequence.generated == sequence.output:
+            del self._running[sequence]
             self._free += self._blocks(sequence.computed)
             self._finish(sequence, end)
             return counted
         sequence.base = sequence.computed - self._step
-        sequence.finish_step = self._step + sequence.output - sequence.generated
-        self._decoding[sequence] = None
         self._context += sequence.computed
-        self._joined += 1
-        heappush(self._finishes, (sequence.finish_step, self._joined, sequence))
+        self._expect_end(sequence, self._step + sequence.output - sequence.generated)
         self._count_need(sequence, 1)
         return counted
 
@@ -406,14 +520,14 @@ class Engine:
         tallies.generation_length.observe(output)
         tallies.request_preemptions.observe(sequence.preemptions)
         self.outstanding -= 1
-        self._note(sequence, end, Fate.DONE)
+        self.ledger.add(arrival, first, end, sequence.prompt, output, Fate.DONE)
 
     def _note(self, sequence: _Sequence, end: float, fate: Fate) -> None:
         self.ledger.add(sequence.arrival, sequence.first_token, end, sequence.prompt, sequence.output, fate)
 
     def _write_gauges(self) -> None:
         """Write what the page shows, at the end of an iteration."""
-        self.running = len(self._decoding) + (self._partial is not None)
+        self.running = len(self._running)
         self.waiting = len(self._waiting) + len(self._resumed)
         self.kv_usage = (self._total - self._free) / self._total
 
@@ -430,57 +544,107 @@ class Engine:
 
     def _release(self, sequence: _Sequence) -> None:
         """Take a decoding sequence out of the batch and free its blocks."""
-        del self._decoding[sequence]
+        del self._running[sequence]
         computed = sequence.base + self._step
         self._context -= computed
         self._free += self._blocks(computed)
         self._count_need(sequence, -1)
 
-    def _schedule_prefills(self, start: float, free: int, preempted: bool) -> int:
-        """Choose this iteration's prefill chunks. Return the blocks left, if any chunk was chosen."""
-        profile = self.profile
-        batch = len(self._decoding)
-        budget = profile.max_num_batched_tokens - batch
-        seats = profile.max_num_seqs - batch
-        partial = self._partial
-        if partial is not None:
-            chunk = min(partial.tokens - partial.computed, budget)
+    def _chunk(self, sequence: _Sequence, computed: int, budget: int) -> int:
+        """Return how much of a sequence's prefill goes into one iteration."""
+        return min(sequence.tokens - computed, self.limits.long_prefill_token_threshold or budget, budget)
+
+    def _serve_decodes_first(self, start: float, budget: int) -> tuple[int, int, bool]:
+        """Serve what runs, where at most one prefills and is the newest.
+
+        Return the blocks and tokens that are left, and whether anything was preempted.
+        """
+        needed = self._needs[self._step & self._mask]
+        preempted = needed > self._free
+        if preempted:
+            self._make_room(start)
+            needed = self._needs[self._step & self._mask]
+        free = self._free - needed
+        budget -= len(self._running) - len(self._partials)
+        if self._partials:
+            partial = self._partials[0]
+            chunk = self._chunk(partial, partial.computed, budget)
             needed = self._blocks(partial.computed + chunk) - self._blocks(partial.computed)
             if needed > free:
+                before = self._free
                 self._preempt(partial, start)
-                return free
+                return free + self._free - before, budget, True
             free -= needed
             budget -= chunk
-            seats -= 1
             self._chunks.append((partial, chunk))
-        while budget > 0 and seats > 0 and not preempted:
+        return free, budget, preempted
+
+    def _serve_one_by_one(self, start: float, budget: int) -> tuple[int, int, bool]:
+        """Serve what runs in its order: where prefills run before others, these may get nothing.
+
+        Return the blocks and tokens that are left, and whether anything was preempted.
+        """
+        free, preempted = self._free, False
+        for sequence in list(self._running):
+            if sequence not in self._running:
+                break
+            decodes = sequence.finish_step >= 0
+            if budget <= 0:
+                if decodes:
+                    self._skipped[sequence] = None
+                continue
+            held = sequence.base + self._step if decodes else sequence.computed
+            chunk = 1 if decodes else self._chunk(sequence, held, budget)
+            needed = self._blocks(held + chunk) - self._blocks(held)
+            while needed > free:
+                before, newest, preempted = self._free, next(reversed(self._running)), True
+                self._preempt(newest, start)
+                free += self._free - before
+                if newest is sequence:
+                    return free, budget, True
+            free -= needed
+            budget -= chunk
+            if not decodes:
+                self._chunks.append((sequence, chunk))
+        return free, budget, preempted
+
+    def _admit(self, start: float, free: int, budget: int) -> int:
+        """Let waiting requests join, the preempted ones first. Return the blocks left."""
+        reserve, shift, mask = self.profile.reserve_prompt, self._shift, self._mask
+        largest = self.limits.long_prefill_token_threshold or budget
+        seats = self.limits.max_num_seqs - len(self._running)
+        while budget > 0 and seats > 0:
             queue = self._resumed or self._waiting
             if not queue:
                 break
             sequence = queue[0]
-            chunk = min(sequence.tokens, budget)
-            if self._blocks(sequence.tokens if profile.reserve_prompt else chunk) > free:
+            cached = sequence.cached
+            chunk = min(sequence.tokens - cached, largest, budget)
+            if ((sequence.tokens if reserve else cached + chunk) + mask) >> shift > free:
                 break
             queue.popleft()
-            free -= self._blocks(chunk)
+            sequence.computed = cached
+            free -= (cached + chunk + mask) >> shift
             budget -= chunk
             seats -= 1
             if sequence.scheduled < 0.0:
                 sequence.scheduled = start
+            self._running[sequence] = None
+            self._partials.append(sequence)
             self._chunks.append((sequence, chunk))
         return free
 
     def _make_room(self, start: float) -> None:
         """Preempt the newest until every older sequence has its next block."""
         free = self._free
-        for sequence in list(self._decoding):
-            if sequence not in self._decoding:
+        for sequence in list(self._running):
+            if sequence not in self._running or sequence.finish_step < 0:
                 break
             if (sequence.base + self._step) & self._mask:
                 continue
             while not free:
                 before = self._free
-                newest = self._partial or next(reversed(self._decoding))
+                newest = next(reversed(self._running))
                 self._preempt(newest, start)
                 free += self._free - before
                 if newest is sequence:
@@ -489,14 +653,18 @@ class Engine:
 
     def _preempt(self, sequence: _Sequence, start: float) -> None:
         """Send a running sequence back to the head of the queue; all that it computed is lost."""
-        if sequence is self._partial:
-            self._partial = None
+        if sequence.finish_step < 0:
+            self._partials.remove(sequence)
+            del self._running[sequence]
             self._free += self._blocks(sequence.computed)
         else:
             self._release(sequence)
             sequence.generated = sequence.output - (sequence.finish_step - self._step)
             sequence.finish_step = -1
-            sequence.last_token = start
+            if sequence in self._late:
+                del self._late[sequence]
+            else:
+                sequence.last_token = start
         sequence.tokens = sequence.prompt + sequence.generated
         sequence.computed = 0
         sequence.preemptions += 1
@@ -514,15 +682,15 @@ class Engine:
         """Drop the requests whose clients have gone."""
         while self._waiting and self._waiting[0].deadline <= now:
             self._abort(self._waiting.popleft(), now)
-        partial = self._partial
-        if partial is not None and not partial.generated and partial.deadline <= now:
-            self._partial = None
-            self._abort(partial, now)
+        for sequence in [s for s in self._partials if not s.generated and s.deadline <= now]:
+            self._partials.remove(sequence)
+            self._abort(sequence, now)
         for sequence in [s for s in self._resumed if not s.generated and s.deadline <= now]:
             self._resumed.remove(sequence)
             self._abort(sequence, now)
 
     def _abort(self, sequence: _Sequence, now: float) -> None:
+        self._running.pop(sequence, None)
         self._free += self._blocks(sequence.computed)
         self.tallies.aborted += 1
         self.outstanding -= 1

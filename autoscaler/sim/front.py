@@ -66,7 +66,8 @@ class Front:
         self._chance, self._backoff = chance
         self._turn = 0
         self._again: list[tuple[float, int, Request]] = []  # when, number, the request as it was first sent
-        self._known: dict[Request, list[tuple[float, bool]]] = {}  # as sent: when it was first sent, and whether anew
+        # as sent, arrival and lengths: when it was first sent, and whether anew
+        self._known: dict[tuple[float, int, int], list[tuple[float, bool]]] = {}
         self._queue: deque[Request] = deque()
         self._shared = routing is Routing.SHARED_QUEUE
         self._choose: Callable[[float, Sequence[Engine]], Engine] = {
@@ -124,17 +125,17 @@ class Front:
         """Return the request as it is sent at another time than the client's first attempt."""
         first, anew = self._forget(request)
         sent = request._replace(arrival=at)
-        self._known.setdefault(sent, []).append((first, anew or again))
+        self._known.setdefault(sent[:3], []).append((first, anew or again))
         return sent
 
     def _forget(self, request: Request) -> tuple[float, bool]:
         """Return when it was first sent, and whether this is its second attempt."""
-        known = self._known.get(request)
+        known = self._known.get(request[:3])
         if known is None:
             return request.arrival, False
         first = known.pop()
         if not known:
-            del self._known[request]
+            del self._known[request[:3]]
         return first
 
     # -- what becomes of a request -------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ SCALARS: tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...]], ...] = (
         "Number of prompt tokens by source.",
         (
             ("", ',source="local_compute"', "%d.0"),
-            ("", ',source="local_cache_hit"', "0.0"),
+            ("", ',source="local_cache_hit"', "%d.0"),
             ("", ',source="external_kv_transfer"', "0.0"),
         ),
     ),
@@ -47,7 +47,7 @@ SCALARS: tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...]], ...] = (
         "counter",
         "prompt_tokens_cached_total",
         "Number of cached prompt tokens (local + external).",
-        (("", "", "0.0"),),
+        (("", "", "%d.0"),),
     ),
     ("counter", "generation_tokens_total", "Number of generation tokens processed.", (("", "", "%d.0"),)),
     (
@@ -125,7 +125,9 @@ class Page:
             engine.kv_usage,
             tallies.preemptions,
             tallies.prompt_tokens,
-            tallies.prompt_tokens,
+            tallies.prompt_tokens - tallies.cached_prompt_tokens,
+            tallies.cached_prompt_tokens,
+            tallies.cached_prompt_tokens,
             tallies.generation_tokens,
             tallies.finished,
             tallies.aborted,

@@ -69,13 +69,14 @@ class Tally:
 class Tallies:
     """Everything that one engine counts since its start.
 
-    As in vLLM, a preemption is counted when the preempted request yields its next token, prompt tokens when the first
-    token is out, and an engine step only when it yields a token. The five times of a request are observed when it ends
-    by itself; an aborted one is only counted.
+    As in vLLM, a preemption is counted when the preempted request yields its next token, prompt tokens, cached ones
+    included, when the first token is out, and an engine step only when it yields a token, by the tokens that it
+    computed. The five times of a request are observed when it ends by itself; an aborted one is only counted.
     """
 
     __slots__ = (
         "aborted",
+        "cached_prompt_tokens",
         "decode",
         "e2e",
         "finished",
@@ -97,6 +98,7 @@ class Tallies:
     def __init__(self) -> None:
         self.preemptions = 0
         self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
         self.generation_tokens = 0
         self.finished = 0
         self.aborted = 0

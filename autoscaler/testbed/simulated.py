@@ -139,7 +139,7 @@ class Traffic:
             self._next = next(self._requests, None)
             self.arrived += 1
             if not route(request, engines):
-                arrival, prompt, output = request
+                arrival, prompt, output, _ = request
                 self.ledger.add(arrival, math.nan, arrival, prompt, output, Fate.REFUSED)
 
     @property

@@ -26,7 +26,7 @@ def _traffic() -> list[Request]:
 
 def test_the_plan_is_the_cheapest_that_attains() -> None:
     traffic = _traffic()
-    arrivals, prompts, outputs = (np.array(column, dtype=np.float64) for column in zip(*traffic, strict=True))
+    arrivals, prompts, outputs, _ = (np.array(column, dtype=np.float64) for column in zip(*traffic, strict=True))
     costs: dict[tuple[int, ...], float] = {}
 
     def simulate(plan: tuple[int, ...]) -> float:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from autoscaler.sim.engine import Engine
+from autoscaler.sim.engine import Engine, Request
 from autoscaler.sim.ledger import Ledger
 from autoscaler.sim.pages import HISTOGRAMS, Page
 from autoscaler.sim.profiles import profile
@@ -64,6 +64,17 @@ def test_scalars_read_back_as_the_engine_has_them(engine: Engine, text: str) -> 
     assert value(page, "vllm:request_success_total", finished_reason="length") == tallies.finished
     assert value(page, "vllm:request_success_total", finished_reason="abort") == tallies.aborted
     assert value(page, "process_start_time_seconds") == STARTED_AT
+
+
+def test_cached_prompt_tokens_show_under_vllms_names() -> None:
+    engine = Engine(PROFILE, Ledger())
+    engine.submit(Request(0.0, 1000, 5, 0.5))
+    engine.advance(10.0)
+    page = samples(Page(PROFILE, STARTED_AT).render(engine))
+    assert value(page, "vllm:prompt_tokens_total") == 1000
+    assert value(page, "vllm:prompt_tokens_cached_total") == 496
+    assert value(page, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 496
+    assert value(page, "vllm:prompt_tokens_by_source_total", source="local_compute") == 504
 
 
 @pytest.mark.parametrize(("attribute", "name"), [pytest.param(a, n, id=n) for a, n, _ in HISTOGRAMS])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from autoscaler.errors import AutoscalerError
+from autoscaler.sim.engine import Request
 from autoscaler.sim.traffic import SHAPES, SWAP, Workload, load_workload
 
 ROWS = 4000
@@ -35,7 +36,7 @@ def test_seed_0_of_a_file_is_the_file_itself(day: Path) -> None:
     sample = workload.draw(0)
     assert (len(sample), workload.duration_s) == (ROWS, 2400.0)
     assert sample.arrival[[0, 1, -1]].tolist() == [0.0, 0.6, 2399.4]
-    assert next(sample.requests()) == (0.0, 1, 1)
+    assert next(sample.requests()) == Request(0.0, 1, 1)
     assert sample.prompt[-1] == ROWS
 
 
@@ -54,7 +55,7 @@ def test_seed_0_of_a_file_is_the_file_itself(day: Path) -> None:
 )
 def test_files_of_requests(tmp_path: Path, text: str | bytes) -> None:
     sample = load_workload(str(written(tmp_path, text))).draw(0)
-    assert list(sample.requests()) == [(0.5, 100, 20), (3.0, 7, 9)]
+    assert list(sample.requests()) == [Request(0.5, 100, 20), Request(3.0, 7, 9)]
 
 
 def test_epoch_seconds_count_from_the_first(tmp_path: Path) -> None:
