@@ -8,9 +8,16 @@ from typing import Any
 import click
 
 from autoscaler import __version__
-from autoscaler.errors import AutoscalerError, PolicyError
+from autoscaler.errors import AutoscalerError, PolicyError, ProfileError
 
-COMMANDS = {"run": "run", "replay": "replay", "check": "check", "doctor": "doctor", "demo": "demo"}
+COMMANDS = {
+    "run": "run",
+    "replay": "replay",
+    "simulate": "simulate",
+    "check": "check",
+    "doctor": "doctor",
+    "demo": "demo",
+}
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
 
@@ -51,7 +58,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         click.echo("aborted", err=True)
         return EXIT_FAILED
-    except PolicyError as error:
+    except (PolicyError, ProfileError) as error:
         for problem in error.problems:
             click.echo(f"{click.style('error', fg='red')}: {problem}", err=True)
         return EXIT_BAD_INPUT

@@ -61,7 +61,7 @@ def learn(model: StepModel, prior: StepTime, engines: Engines, increase: Increas
     """
     if at - model.at < LEARN_EVERY_S:
         return model
-    design, seconds = _rows(engines.values, increase)
+    design, seconds = observations(engines.values, increase)
     if not len(seconds):
         return model
     decay = 0.5 ** ((at - model.at) / HALF_LIFE_S)
@@ -74,7 +74,7 @@ def learn(model: StepModel, prior: StepTime, engines: Engines, increase: Increas
     return StepModel(line=line, rows=rows, gram=gram, moment=moment, at=at)
 
 
-def _rows(values: Floats, increase: Increase) -> tuple[Floats, Floats]:
+def observations(values: Floats, increase: Increase) -> tuple[Floats, Floats]:
     """Return the design matrix, shape (n, 4), and the seconds an iteration, shape (n,), of the engines that teach."""
     iterations, generated, itl_sum, prompt, cached = (increase.counters[:, column] for column in LEARNED_FROM)
     elapsed, running = increase.elapsed, values[:, RUNNING]

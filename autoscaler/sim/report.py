@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -148,23 +148,34 @@ def write_report(
         note: what the page was made from, for its foot.
     Raises: AutoscalerError without plotly, and when the file cannot be written.
     """
+    fill_page(
+        path,
+        "report.html",
+        {
+            "TITLE": html.escape(title),
+            "SUBTITLE": html.escape(_subtitle(ticks, policy, summary)),
+            "TILES": "".join(tile(*one) for one in _tiles(ticks, summary)),
+            "ACTIONS": "".join(action_row(row) for row in ticks if row.acted_to is not None),
+            "ACTION_COUNT": str(sum(row.acted_to is not None for row in ticks)),
+            "HOLDS": holds(ticks),
+            "NOTE": html.escape(note),
+            "DATA": script(chart_data(ticks, policy, summary, events)),
+        },
+    )
+
+
+def fill_page(path: Path, template: str, filled: Mapping[str, str]) -> None:
+    """Write a page of this folder with its placeholders filled, its style and scripts inside it.
+
+    Raises: AutoscalerError without plotly, and when the file cannot be written.
+    """
     try:  # an extra, and needed here only
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise AutoscalerError("the report needs plotly: pip install 'vllm-autoscaler[report]'") from error
-    filled = {
-        "TITLE": html.escape(title),
-        "SUBTITLE": html.escape(_subtitle(ticks, policy, summary)),
-        "TILES": "".join(_tile(*tile) for tile in _tiles(ticks, summary)),
-        "ACTIONS": "".join(_action_row(row) for row in ticks if row.acted_to is not None),
-        "ACTION_COUNT": str(sum(row.acted_to is not None for row in ticks)),
-        "HOLDS": _holds(ticks),
-        "NOTE": html.escape(note),
-        "DATA": _script(chart_data(ticks, policy, summary, events)),
-        "PLOTLY": str(get_plotlyjs()),
-    }
-    page = resources.files("autoscaler.sim").joinpath("report.html").read_text(encoding="utf-8")
-    for name, text in filled.items():
+    parts = {"STYLE": _part("report.css"), "CHARTS": _part("charts.js"), **filled, "PLOTLY": str(get_plotlyjs())}
+    page = _part(template)
+    for name, text in parts.items():
         page = page.replace(f"<!--{name}-->", text)
     try:
         path.write_text(page, encoding="utf-8")
@@ -172,11 +183,20 @@ def write_report(
         raise AutoscalerError(f"cannot write {path}: {error.strerror}") from error
 
 
+def _part(name: str) -> str:
+    return resources.files("autoscaler.sim").joinpath(name).read_text(encoding="utf-8")
+
+
 # -- what the charts show --------------------------------------------------------------------------------------------
 
 
 def chart_data(
-    ticks: Sequence[TickRow], policy: Policy, summary: RunSummary, events: Sequence[Event]
+    ticks: Sequence[TickRow],
+    policy: Policy,
+    summary: RunSummary,
+    events: Sequence[Event],
+    *,
+    max_points: int = MAX_POINTS,
 ) -> dict[str, object]:
     """Return all that the charts draw, as plain data; times in milliseconds, as Plotly wants them."""
     last, most = _last, _most
@@ -192,7 +212,7 @@ def chart_data(
         ("waiting", most, 0),
         ("kv_usage", most, 3),
     )
-    size = max(1, math.ceil(len(ticks) / MAX_POINTS))
+    size = max(1, math.ceil(len(ticks) / max_points))
     groups = [ticks[start : start + size] for start in range(0, len(ticks), size)]
     return {
         "span": [_ms(summary.started_at), _ms(summary.started_at + summary.duration_s)],
@@ -280,7 +300,7 @@ def _wrapped(lines: Iterable[str]) -> Iterable[str]:
         yield html.escape(current)
 
 
-def _script(data: dict[str, object]) -> str:
+def script(data: dict[str, object]) -> str:
     """Return the data as JSON that cannot end its own script element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
@@ -318,7 +338,7 @@ def _tiles(ticks: Sequence[TickRow], summary: RunSummary) -> Iterable[tuple[str,
     """Yield name, value and remark of each tile."""
     hours = summary.duration_s / HOUR
     objectives = f"{summary.ttft_s:g} s to the first token, then {summary.tpot_s * 1e3:g} ms a token"
-    yield "Attainment", _percent(summary.attainment, 2), f"of {summary.requests:,} requests: {objectives}"
+    yield "Attainment", percent(summary.attainment, 2), f"of {summary.requests:,} requests: {objectives}"
     static = summary.static_gpu_hours
     change = f"{(summary.gpu_hours / static - 1.0) * 100.0:+.0f} %".replace("-", "−") if static else "–"
     peak = f"against {_hours(static, 0)} for a static fleet of the peak's {summary.peak_replicas} replicas"
@@ -334,7 +354,7 @@ def _tiles(ticks: Sequence[TickRow], summary: RunSummary) -> Iterable[tuple[str,
     worst = min((item for item in summary.bins if item.arrived), key=lambda b: b.attained / b.arrived, default=None)
     if worst is not None:
         form = "%H:%M" if worst.end - worst.start >= 60.0 else "%H:%M:%S"
-        share = _percent(worst.attained / worst.arrived, 1)
+        share = percent(worst.attained / worst.arrived, 1)
         yield f"Worst {_bin_words(summary)}", share, f"in time, from {_clock(summary.started_at + worst.start, form)}"
 
 
@@ -343,7 +363,7 @@ def _hours(value: float, digits: int) -> str:
     return f"{value:,.{digits if value >= 10.0 else 2}f}"
 
 
-def _percent(share: float | None, digits: int) -> str:
+def percent(share: float | None, digits: int) -> str:
     """Return the share in percent, rounded down: 99.996 % is not 100 %."""
     if share is None:
         return "–"
@@ -351,14 +371,14 @@ def _percent(share: float | None, digits: int) -> str:
     return f"{math.floor(share * 100.0 * scale + 1e-9) / scale:.{digits}f} %"
 
 
-def _tile(name: str, value: str, remark: str) -> str:
+def tile(name: str, value: str, remark: str) -> str:
     return (
         f'<div class="tile"><div class="name">{html.escape(name)}</div>'
         f'<div class="value">{html.escape(value)}</div><div class="remark">{html.escape(remark)}</div></div>'
     )
 
 
-def _action_row(row: TickRow) -> str:
+def action_row(row: TickRow) -> str:
     direction = "up" if (row.acted_to or 0) > row.ordered else "down"
     steps = "".join(f"<li>{html.escape(step)}</li>" for step in row.steps)
     why_text = "".join(f"<li>{html.escape(part)}</li>" for part in row.why.split("; "))
@@ -371,7 +391,7 @@ def _action_row(row: TickRow) -> str:
     )
 
 
-def _holds(ticks: Sequence[TickRow]) -> str:
+def holds(ticks: Sequence[TickRow]) -> str:
     """Return what the ticks without an action said, the most frequent first."""
     counts = Counter(row.reason for row in ticks if row.acted_to is None)
     total = max(1, len(ticks))

@@ -318,7 +318,7 @@ def _shaped(name: str, parameters: Mapping[str, str], cold_start_s: float) -> Wo
     words = ", ".join(f"{key} {value:g}" for key, value in values.items() if key in shape.own or key in parameters)
     return Workload(
         name=name,
-        text=f"{name}: {shape.text}" + (f" ({words})" if words else ""),
+        text=name + (f" ({words})" if words else ""),
         duration_s=_span(values),
         rate=shape.rate(values),
         lengths=_lengths(values),

@@ -1,0 +1,133 @@
+"""The comparison's table and page; the page in a real browser, where there is one."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoscaler.core.policy import Policy, ReplicaBounds, TargetRef
+from autoscaler.sim.comparison import MAX_ACTIONS, Detail, Heading, detail, table, write_comparison
+from autoscaler.sim.profiles import profile
+from autoscaler.sim.run import Run, Setting, run
+from autoscaler.sim.scored import Scored
+from autoscaler.sim.traffic import load_workload
+
+POLICY = Policy(
+    name="chat", target=TargetRef(deployment="chat", namespace="serving"), replicas=ReplicaBounds(min=1, max=8)
+)
+STATIC = replace(POLICY, name="<b>static</b>", replicas=ReplicaBounds(min=3, max=3))
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+HEADING = Heading(
+    title="chat & static on a step",
+    facts=[("workload", "a step"), ("seeds", "1 to 2")],
+    note="made by a test",
+    ttft_s=2.0,
+    tpot_s=0.1,
+    price=2.0,
+)
+
+
+@pytest.fixture(scope="module")
+def ran() -> dict[tuple[str, int], Run]:
+    """Two policies on two seeds of twenty minutes."""
+    model = replace(profile("llama-3.1-8b-l40sx1"), cold_start_s=40.0)
+    workload = load_workload("step:rps=2,to=9,hours=0.34,at=0.3,output=150")
+    return {
+        (policy.name, seed): run(
+            policy,
+            workload.draw(seed).requests(),
+            Setting(profile=model, replicas=1, duration_s=workload.duration_s, seed=seed),
+        )
+        for policy in (POLICY, STATIC)
+        for seed in (1, 2)
+    }
+
+
+@pytest.fixture(scope="module")
+def scores(ran: dict[tuple[str, int], Run]) -> list[Scored]:
+    return [
+        Scored(policy=policy, seed=seed, hours=one.summary.duration_s / 3600.0, figures=one.figures)
+        for (policy, seed), one in ran.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def details(ran: dict[tuple[str, int], Run]) -> list[Detail]:
+    return [detail(policy, seed, one.rows, POLICY, one.summary) for (policy, seed), one in ran.items() if seed == 1]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory, scores: list[Scored], details: list[Detail]) -> Path:
+    path = tmp_path_factory.mktemp("page") / "simulation.html"
+    write_comparison(path, scores, details, HEADING)
+    return path
+
+
+def test_a_row_a_policy(scores: list[Scored]) -> None:
+    headings, rows = table(scores)
+    assert [row[:2] for row in rows] == [("chat", "2"), ("<b>static</b>", "2")]
+    assert all(len(row) == len(headings) for row in rows)
+    ratios = [float(row[headings.index("× cheapest")]) for row in rows]
+    assert min(ratios) == 1.0
+    attainment = rows[0][headings.index("attainment")]
+    assert re.fullmatch(r"\d+\.\d\d % \(\d+\.\d\d–\d+\.\d\d\)", attainment), "mean, lowest and highest"
+
+
+def test_cost_is_gpu_hours_at_the_price(scores: list[Scored]) -> None:
+    headings, rows = table(scores, price=2.0)
+    assert headings[-1] == "cost"
+    mean = sum(one.figures.gpu_hours for one in scores if one.policy == "chat") / 2
+    assert rows[0][-1] == f"{2.0 * mean:,.2f}"
+
+
+def test_no_requests_no_latency(scores: list[Scored]) -> None:
+    nan = (float("nan"),) * 3
+    empty = replace(scores[0], figures=replace(scores[0].figures, attainment=None, ttft_s=nan, tpot_s=nan))
+    headings, (row,) = table([empty])
+    assert row[headings.index("TTFT p99")] == "–"
+
+
+def test_the_page_needs_no_network_and_nothing_acts_as_markup(page: Path) -> None:
+    text = re.sub(r"<script.*?</script>", "", page.read_text(), flags=re.DOTALL)
+    assert "<!--" not in text
+    assert not re.findall(r"(?:src|href)=|@import|url\(", text)
+    assert "<b>static" not in page.read_text()
+    assert "&lt;b&gt;static&lt;/b&gt;" in text
+    assert "chat &amp; static on a step" in text
+
+
+def test_a_restless_run_does_not_fill_the_page(ran: dict[tuple[str, int], Run]) -> None:
+    one = ran["chat", 1]
+    acted = next(row for row in one.rows if row.acted_to is not None)
+    restless = detail("chat", 1, [acted] * (MAX_ACTIONS + 50), POLICY, one.summary)
+    assert restless.actions.count("<tr") == MAX_ACTIONS
+    assert restless.action_count == MAX_ACTIONS + 50
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium here: the page is not drawn")
+def test_a_browser_shows_its_pictures(page: Path, tmp_path: Path, details: list[Detail]) -> None:
+    """The scripts run to their end, and each picture has its lines."""
+    command = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    command += [f"--user-data-dir={tmp_path}/profile", "--window-size=1400,3000", "--virtual-time-budget=20000"]
+    shown = subprocess.run(
+        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    drawn = re.search(r'<html[^>]* data-drawn="(\d+)"', shown)
+    assert drawn is not None, "the scripts did not end"
+    assert int(drawn[1]) >= 4
+    for picture, lines in (("pareto", 4), ("latency", 4), ("side", 6), ("charts", 12)):
+        start = shown.index(f'id="{picture}"')
+        traces = re.findall(r'<g class="trace (?:scatter|bars)', shown[start : _end_of(shown, picture)])
+        assert len(traces) >= lines, f"{picture} shows {len(traces)} lines"
+    assert shown.count('<tr data-at="') == details[0].action_count
+    assert len(re.findall(r'<button aria-pressed="(?:true|false)"', shown)) == 2
+
+
+def _end_of(shown: str, picture: str) -> int:
+    order = ["pareto", "latency", "side", "charts", "actions"]
+    return shown.index(f'id="{order[order.index(picture) + 1]}"')
