@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sys
 import tempfile
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -21,7 +23,7 @@ from autoscaler.cli.study import PRESETS, Case, Ran, load_named, run_cases, with
 from autoscaler.core.policy import Policy
 from autoscaler.errors import AutoscalerError
 from autoscaler.policy_file import parse_duration
-from autoscaler.sim.comparison import Heading, table, write_comparison
+from autoscaler.sim.comparison import Cells, Heading, table, write_comparison
 from autoscaler.sim.front import Routing
 from autoscaler.sim.gate import Baseline, Margins, Verdict, held, judge, read_baseline, write_baseline
 from autoscaler.sim.profile import Profile
@@ -30,6 +32,7 @@ from autoscaler.sim.scored import Scored, means
 from autoscaler.sim.traffic import SHAPES, Workload, load_workload
 
 OBJECTIVES = ("ttft", "itl")
+_FOLDERS = re.compile(r"[^=:,]*/")
 MARGINS = {"attainment": "attainment", "gpu-hours": "gpu_hours", "flaps": "flaps"}
 
 
@@ -49,7 +52,7 @@ MARGINS = {"attainment": "attainment", "gpu-hours": "gpu_hours", "flaps": "flaps
 @click.option(
     "--scale", default=1.0, show_default=True, type=click.FloatRange(min=0, min_open=True), help="Times the traffic."
 )
-@click.option("--replicas", type=click.IntRange(min=0), help="Ready at the start; else what the first minutes take.")
+@click.option("--replicas", type=click.IntRange(min=1), help="Ready at the start; else what the first minutes take.")
 @click.option("--slo", "slos", multiple=True, help="ttft=2s or itl=100ms, in place of every policy's own.")
 @click.option("--faults", default="none", show_default=True, type=click.Choice(list(PRESETS)), help="What goes wrong.")
 @click.option(
@@ -225,7 +228,7 @@ def _read_workload(asked: _Asked) -> Workload:
 def _setting(asked: _Asked, seconds: Mapping[str, float]) -> dict[str, object]:
     """Return what was simulated, as plain data; of files their names, since folders differ between machines."""
     return {
-        "workload": asked.workload.rpartition("/")[2],
+        "workload": _FOLDERS.sub("", asked.workload),
         "profile": asked.profile.name,
         "seeds": list(range(asked.seed, asked.seed + asked.seeds)),
         "hours": asked.hours,
@@ -320,15 +323,27 @@ def _show(
         return
     for name, value in _facts(asked, source, policies):
         console.print(f"[dim]{name}[/] {value}", highlight=False)
-    headings, rows = table(runs, price)
+    console.print()
+    console.print(fitting(console, *table(runs, price)))
+    console.print("\n[dim]Simulated, not measured on GPUs.[/]")
+
+
+def fitting(console: Console, headings: Cells, rows: Sequence[Cells]) -> Table:
+    """Return the table with a line for each row, or for each heading where those would be too wide."""
+    wide = _plain_table(headings, rows)
+    if Measurement.get(console, console.options.update(max_width=10_000), wide).maximum <= console.width:
+        return wide
+    first, *others = zip(headings, *rows, strict=True)
+    return _plain_table(first, others)
+
+
+def _plain_table(headings: Cells, rows: Sequence[Cells]) -> Table:
     shown = Table(box=None, pad_edge=False)
-    for heading in headings:
-        shown.add_column(heading, no_wrap=True, justify="left" if heading == "policy" else "right")
+    for number, heading in enumerate(headings):
+        shown.add_column(heading, no_wrap=True, justify="right" if number else "left")
     for row in rows:
         shown.add_row(*row)
-    console.print()
-    console.print(shown)
-    console.print("\n[dim]Simulated, not measured on GPUs.[/]")
+    return shown
 
 
 def _report(

@@ -1,11 +1,14 @@
 """`autoscaler simulate`, as a person runs it: minutes of traffic on small replicas."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from autoscaler.cli.main import run
+from autoscaler.cli.simulate import fitting
 from autoscaler.cli.study import PRESETS, Case, load_named, peak_s, run_case, run_cases, starting_replicas
 from autoscaler.errors import AutoscalerError
 from autoscaler.sim.profiles import profile
@@ -66,6 +69,37 @@ def test_the_gate_names_what_got_worse(kept: Path, capsys: Capture) -> None:
     assert "GPU-hours" in out.split("allows")[1]
     assert "flaps" not in out.split("allows")[1]
     assert simulate(*gated, "--margin", "gpu-hours=150%") == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        pytest.param(60, ["policy chat cost-first", "attainment 99.1 % 98.2 %", "GPU-hours 10.0 8.0"], id="narrow"),
+        pytest.param(100, ["policy attainment GPU-hours", "chat 99.1 % 10.0", "cost-first 98.2 % 8.0"], id="wide"),
+    ],
+)
+def test_the_table_fits_its_terminal(width: int, lines: list[str]) -> None:
+    console = Console(width=width, record=True, file=StringIO())
+    headings = ("policy", "attainment" + 20 * " ", "GPU-hours" + 20 * " ")
+    console.print(fitting(console, headings, [("chat", "99.1 %", "10.0"), ("cost-first", "98.2 %", "8.0")]))
+    assert [" ".join(line.split()) for line in console.export_text().splitlines()] == lines
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [pytest.param("curve.csv:lengths=day.csv", id="here"), pytest.param("a/curve.csv:lengths=b/c/day.csv", id="there")],
+)
+def test_a_baseline_knows_files_by_their_names(moved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders differ between machines."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b/c").mkdir(parents=True)
+    for folder in ("", "a/"):
+        (tmp_path / f"{folder}curve.csv").write_text("t_s,rps\n0,2\n60,2\n")
+    for folder in ("", "b/c/"):
+        (tmp_path / f"{folder}day.csv").write_text("0,500,50\n1,600,60\n")
+    assert simulate(moved, "--policy", MINE, "--no-report", "--write-baseline", "kept.json") == 0
+    assert json.loads((tmp_path / "kept.json").read_text())["setting"]["workload"] == "curve.csv:lengths=day.csv"
 
 
 def test_another_setting_does_not_compare(kept: Path, capsys: Capture) -> None:
