@@ -107,6 +107,7 @@ class Engine:
         "_inbox",
         "_joined",
         "_late",
+        "_leaving",
         "_mask",
         "_mixed",
         "_needs",
@@ -169,6 +170,7 @@ class Engine:
         self._chunks: list[tuple[_Sequence, int]] = []
         self._skipped: dict[_Sequence, None] = {}  # decode, but get no token in it
         self._late: dict[_Sequence, None] = {}  # got none in the one before
+        self._leaving: list[_Sequence] = []  # their clients have gone
 
     @property
     def context_tokens(self) -> int:
@@ -237,6 +239,20 @@ class Engine:
             self._end_soon(at)
         return limits
 
+    def give_up(self, at: float, key: tuple[float, int, int]) -> None:
+        """Let the client of a request go away at that time, unless all is done; it ends with the iteration under way.
+
+        Args:
+            key: the request's arrival, prompt and answer.
+        """
+        self.run(at)
+        for sequence in self._in_flight():
+            if (sequence.arrival, sequence.prompt, sequence.output) == key and sequence not in self._leaving:
+                self._leaving.append(sequence)
+                if self._steps and not self._mixed:
+                    self._end_soon(at)
+                return
+
     def run(self, until: float) -> None:
         """Finish every jump and iteration that ends by `until`; the one under way stays as it is."""
         finishes = self._finishes
@@ -269,7 +285,7 @@ class Engine:
         lost = list(self._in_flight())
         for sequence in lost:
             self._note(sequence, at, Fate.KILLED)
-        for group in (self._running, self._skipped, self._late):
+        for group in (self._running, self._skipped, self._late, self._leaving):
             group.clear()
         self._finishes.clear()
         self._chunks, self._partials, self._mixed = [], [], False
@@ -294,6 +310,8 @@ class Engine:
         if self._inbox:
             self._waiting.extend(self._inbox)
             self._inbox.clear()
+        if self._leaving:
+            self._let_leave(start)
         self._start = start
         self._chunks = []
         if self._skipped:
@@ -688,6 +706,23 @@ class Engine:
         for sequence in [s for s in self._resumed if not s.generated and s.deadline <= now]:
             self._resumed.remove(sequence)
             self._abort(sequence, now)
+
+    def _let_leave(self, now: float) -> None:
+        """Drop what clients have given up, wherever it is."""
+        for sequence in self._leaving:
+            if sequence in self._running:
+                if sequence.finish_step >= 0:
+                    self._release(sequence)
+                    sequence.finish_step, sequence.computed = -1, 0
+                else:
+                    self._partials.remove(sequence)
+                self._late.pop(sequence, None)
+                self._abort(sequence, now)
+            for queue in (self._resumed, self._waiting):
+                if sequence in queue:
+                    queue.remove(sequence)
+                    self._abort(sequence, now)
+        self._leaving.clear()
 
     def _abort(self, sequence: _Sequence, now: float) -> None:
         self._running.pop(sequence, None)

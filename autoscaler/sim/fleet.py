@@ -44,6 +44,7 @@ PENDING_S = 2.0
 ROUTING_S = 1.5
 """From ready to the first routed request: endpoints have to travel."""
 NO_FAULTS = Faults()
+DRAIN_LOOK_S = 1.0
 FAR = 1e12
 """Seconds, beyond any run."""
 LOADING = "refused the connection"
@@ -240,17 +241,30 @@ class Fleet:
         """Let everything happen up to `until` (simulated seconds), and note a sample of it."""
         while self.now < until:
             edge = (len(self.ledger.itl_p99) + 1) * self.settings.bin_s
-            stop = min(until, edge, self._events[0][0] if self._events else math.inf)
+            stop = min(until, edge, self._events[0][0] if self._events else math.inf, self._next_look())
             self._front.serve([one.engine for one in self._replicas if one.routed], stop)
             self.now = stop
             if stop >= edge:
                 self._bring_up()
                 self.ledger.close_bin()
             self._happen()
+            if self.settings.quota is not None:
+                self._end_drains()
         self._bring_up()
-        for replica in [one for one in self._replicas if one.deleted <= self.now]:
-            self._let_go(replica)
+        self._end_drains()
         self._sample()
+
+    def _next_look(self) -> float:
+        """Return when to see whether a drain has ended, where another pod waits for its node."""
+        if self.settings.quota is None or len(self._active()) == len(self._replicas):
+            return math.inf
+        return self.now + DRAIN_LOOK_S
+
+    def _end_drains(self) -> None:
+        """Remove the deleted pods that are empty."""
+        for replica in [one for one in self._replicas if one.deleted <= self.now]:
+            replica.engine.advance(self.now)
+            self._let_go(replica)
 
     def _bring_up(self) -> None:
         """Bring every engine up to now."""
@@ -596,7 +610,7 @@ class Fleet:
     def _take_turn(self, replica: _Replica) -> None:
         replica.engine.advance(self.now)
         self._scrape(replica)
-        self._scrape_from_now_on(replica)
+        self._plan(self.now + (self.settings.scrape_s or 0.0), replica, self._take_turn)
 
     # -- pages over HTTP -----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
 from random import Random
+from typing import NamedTuple
 
 from autoscaler.sim.engine import Engine, Request
 from autoscaler.sim.ledger import Fate, Ledger
@@ -38,6 +39,18 @@ class Clients:
     retry_s: float | None = None
 
 
+Key = tuple[float, int, int]
+"""What an engine knows a request by: its arrival there, prompt and answer."""
+
+
+class _Attempt(NamedTuple):
+    """A client's first or second try: when it was made, and the request as it was first sent."""
+
+    at: float
+    request: Request
+    again: bool = False
+
+
 class Front:
     """Sends requests to engines in order of time.
 
@@ -45,6 +58,11 @@ class Front:
         requests: in order of arrival, simulated seconds.
         slots: with a shared queue, how many requests a replica is given at once.
         chance: of the routing, and of when a retry comes.
+
+    Attributes:
+        ledger: what the engines note the end of a request in; a request counts there as its client sees it.
+        serve: routes what is sent by a time [s] to engines: all that take requests, the same on the way.
+        arrived: requests so far, without retries.
     """
 
     def __init__(
@@ -60,22 +78,26 @@ class Front:
         self.arrived = 0
         self._requests = iter(requests)
         self._next = next(self._requests, None)
-        self._ledger = ledger
+        self._truth = ledger
         self._clients = clients
         self._slots = slots
         self._chance, self._backoff = chance
         self._turn = 0
-        self._again: list[tuple[float, int, Request]] = []  # when, number, the request as it was first sent
-        # as sent, arrival and lengths: when it was first sent, and whether anew
-        self._known: dict[tuple[float, int, int], list[tuple[float, bool]]] = {}
-        self._queue: deque[Request] = deque()
-        self._shared = routing is Routing.SHARED_QUEUE
+        self._again: list[tuple[float, int, _Attempt]] = []
+        self._in_flight: dict[Key, list[_Attempt]] = {}
+        self._patience: deque[tuple[float, Key, _Attempt, Engine]] = deque()
+        self._queue: deque[_Attempt] = deque()
         self._choose: Callable[[float, Sequence[Engine]], Engine] = {
             Routing.ROUND_ROBIN: self._round_robin,
             Routing.POWER_OF_TWO: self._power_of_two,
         }.get(routing, least_outstanding)
+        self.serve: Callable[[Sequence[Engine], float], None] = self._serve_once
         self.ledger: Ledger = ledger
-        if clients.retry_s is not None or self._shared:
+        if clients.retry_s is not None or clients.total_timeout_s < math.inf:
+            self.serve = self._serve_again
+        if routing is Routing.SHARED_QUEUE:
+            self.serve = self._serve_queue
+        if self.serve != self._serve_once:
             self.ledger = _FromFirst(self, ledger)
 
     @property
@@ -92,63 +114,115 @@ class Front:
         """Send no more new requests."""
         self._next = None
 
-    def serve(self, engines: Sequence[Engine], until: float) -> None:
-        """Route what is sent by `until`; `engines`, all that take requests, are the same on the way."""
-        if self._shared:
-            self._serve_queue(engines, until)
-            return
-        while (request := self._take(until)) is not None:
-            if engines:
-                chosen = self._choose(request.arrival, engines)
-                if not chosen.submit(request):
-                    self.ended(request, math.nan, request.arrival, Fate.TOO_LONG)
-            else:
-                self.ended(request, math.nan, request.arrival, Fate.REFUSED)
+    # -- sending -------------------------------------------------------------------------------------------------
 
-    def _take(self, until: float) -> Request | None:
-        """Return the next request sent by `until`, a retry as sent anew."""
+    def _serve_once(self, engines: Sequence[Engine], until: float) -> None:
+        """Route what is sent, each request once."""
+        choose = self._choose
+        while (request := self._next) is not None and request.arrival <= until:
+            self._next = next(self._requests, None)
+            self.arrived += 1
+            arrival = request.arrival
+            if not engines:
+                self._note(request, math.nan, arrival, Fate.REFUSED)
+            elif not choose(arrival, engines).submit(request):
+                self._note(request, math.nan, arrival, Fate.TOO_LONG)
+
+    def _serve_again(self, engines: Sequence[Engine], until: float) -> None:
+        """Route what is sent, and what is sent once more."""
+        while (attempt := self._take(until)) is not None:
+            if engines:
+                self._submit(attempt, self._choose(attempt.at, engines), attempt.at)
+            else:
+                self._conclude(attempt, math.nan, attempt.at, Fate.REFUSED)
+
+    def _serve_queue(self, engines: Sequence[Engine], until: float) -> None:
+        """Hand out what waits and what arrives, each replica up to its slots, as they become free."""
+        now = -math.inf
+        while True:
+            self._expire(now)
+            self._hand_out(engines, now)
+            freed = min((engine.next_event for engine in engines), default=math.inf) if self._queue else math.inf
+            attempt = self._take(min(until, freed))
+            if attempt is not None:
+                now = attempt.at
+                self._queue.append(attempt)
+            elif freed <= until:
+                now = freed
+                for engine in engines:
+                    engine.run(now)
+            else:
+                break
+        self._expire(until)
+
+    def _hand_out(self, engines: Sequence[Engine], now: float) -> None:
+        """Give what waits to the replicas with free slots."""
+        while self._queue and engines:
+            chosen = least_outstanding(now, engines)
+            if chosen.outstanding >= self._slots:
+                return
+            attempt = self._queue.popleft()
+            self._submit(attempt, chosen, now, attempt.at + self._clients.ttft_timeout_s)
+
+    def _expire(self, now: float) -> None:
+        """Let go of the clients in the queue that have waited too long."""
+        patience_s = self._clients.ttft_timeout_s
+        while self._queue and self._queue[0].at + patience_s <= now:
+            attempt = self._queue.popleft()
+            self._conclude(attempt, math.nan, attempt.at + patience_s, Fate.TIMED_OUT)
+
+    def _take(self, until: float) -> _Attempt | None:
+        """Return the next attempt made by `until`, and let go of who has waited too long for its answer before."""
         request = self._next
-        if self._again:
-            at, _, first = self._again[0]
-            if request is None or at < request.arrival:
-                if at > until:
-                    return None
-                heappop(self._again)
-                return self._as_sent(first, at, again=True)
-        if request is None or request.arrival > until:
+        arrival = request.arrival if request is not None else math.inf
+        again = self._again[0][0] if self._again else math.inf
+        self._give_up(min(arrival, again, until))
+        if min(arrival, again) > until:
             return None
+        if request is None or again < arrival:
+            return heappop(self._again)[2]
         self._next = next(self._requests, None)
         self.arrived += 1
-        return request
+        return _Attempt(arrival, request)
 
-    def _as_sent(self, request: Request, at: float, *, again: bool) -> Request:
-        """Return the request as it is sent at another time than the client's first attempt."""
-        first, anew = self._forget(request)
-        sent = request._replace(arrival=at)
-        self._known.setdefault(sent[:3], []).append((first, anew or again))
-        return sent
+    def _give_up(self, now: float) -> None:
+        """Let clients go away whose answers are not whole in time; what they sent ends with the iteration under way."""
+        while self._patience and self._patience[0][0] <= now:
+            at, key, attempt, engine = self._patience.popleft()
+            if attempt in self._in_flight.get(key, ()):
+                engine.give_up(at, key)
 
-    def _forget(self, request: Request) -> tuple[float, bool]:
-        """Return when it was first sent, and whether this is its second attempt."""
-        known = self._known.get(request[:3])
-        if known is None:
-            return request.arrival, False
-        first = known.pop()
-        if not known:
-            del self._known[request[:3]]
-        return first
+    def _submit(self, attempt: _Attempt, engine: Engine, now: float, deadline: float | None = None) -> None:
+        """Give an attempt to an engine."""
+        sent = attempt.request._replace(arrival=now)
+        key = sent[:3]
+        self._in_flight.setdefault(key, []).append(attempt)
+        if not engine.submit(sent, deadline):
+            self.ended(key, math.nan, now, Fate.TOO_LONG)
+        elif self._clients.total_timeout_s < math.inf:
+            self._patience.append((attempt.at + self._clients.total_timeout_s, key, attempt, engine))
 
     # -- what becomes of a request -------------------------------------------------------------------------------
 
-    def ended(self, request: Request, first_token: float, finish: float, fate: Fate) -> None:
-        """Take note of an ended attempt; a client that may try again does so."""
-        arrival, anew = self._forget(request)
+    def ended(self, key: Key, first_token: float, finish: float, fate: Fate) -> None:
+        """Take note of the end of what an engine was given."""
+        alike = self._in_flight[key]
+        attempt = alike.pop()
+        if not alike:
+            del self._in_flight[key]
+        self._conclude(attempt, first_token, finish, fate)
+
+    def _conclude(self, attempt: _Attempt, first_token: float, finish: float, fate: Fate) -> None:
+        """Note how an attempt ended; a client that may try again does so."""
         retry_s = self._clients.retry_s
-        if retry_s is not None and not anew and fate in (Fate.REFUSED, Fate.KILLED):
+        if retry_s is not None and not attempt.again and fate in (Fate.REFUSED, Fate.KILLED):
             at = finish + retry_s * self._backoff.uniform(0.5, 1.5)
-            heappush(self._again, (at, self.arrived, request._replace(arrival=arrival)))
-            return
-        self._ledger.add(arrival, first_token, finish, request.prompt_tokens, request.output_tokens, fate)
+            heappush(self._again, (at, self.arrived, _Attempt(at, attempt.request, again=True)))
+        else:
+            self._note(attempt.request, first_token, finish, fate)
+
+    def _note(self, request: Request, first_token: float, finish: float, fate: Fate) -> None:
+        self._truth.add(request.arrival, first_token, finish, request.prompt_tokens, request.output_tokens, fate)
 
     # -- routing -------------------------------------------------------------------------------------------------
 
@@ -164,47 +238,6 @@ class Front:
         other = (one + 1 + int(self._chance.random() * (count - 1))) % count
         return least_outstanding(arrival, (engines[one], engines[other]))
 
-    def _serve_queue(self, engines: Sequence[Engine], until: float) -> None:
-        """Hand out what waits and what arrives, each replica up to its slots, as they become free."""
-        now = -math.inf
-        while True:
-            self._hand_out(engines, now)
-            freed = min((engine.next_event for engine in engines), default=math.inf) if self._queue else math.inf
-            request = self._take(min(until, freed))
-            if request is not None:
-                now = request.arrival
-                self._queue.append(request)
-            elif freed <= until:
-                now = freed
-                for engine in engines:
-                    engine.run(now)
-            else:
-                break
-        self._expire(until)
-
-    def _hand_out(self, engines: Sequence[Engine], now: float) -> None:
-        queue = self._queue
-        if not queue:
-            return
-        self._expire(now)
-        while queue:
-            if not engines:
-                return
-            chosen = least_outstanding(now, engines)
-            if chosen.outstanding >= self._slots:
-                return
-            request = queue.popleft()
-            sent = self._as_sent(request, now, again=False) if request.arrival < now else request
-            if not chosen.submit(sent, request.arrival + self._clients.ttft_timeout_s):
-                self.ended(sent, math.nan, now, Fate.TOO_LONG)
-
-    def _expire(self, now: float) -> None:
-        """Let go of the clients in the queue that have waited too long."""
-        patience_s = self._clients.ttft_timeout_s
-        while self._queue and self._queue[0].arrival + patience_s <= now:
-            request = self._queue.popleft()
-            self.ended(request, math.nan, request.arrival + patience_s, Fate.TIMED_OUT)
-
 
 class _FromFirst(Ledger):
     """The ledger as engines see it where a request may reach them later than it was first sent."""
@@ -215,7 +248,7 @@ class _FromFirst(Ledger):
 
     def add(self, arrival: float, first: float, finish: float, prompt: int, output: int, fate: Fate) -> None:
         """Take note of an ended attempt."""
-        self._front.ended(Request(arrival, prompt, output), first, finish, fate)
+        self._front.ended((arrival, prompt, output), first, finish, fate)
 
     def add_run(self, first: float, slope: float, steps: int, batch: int) -> None:
         """Pass a run of iterations on."""

@@ -54,7 +54,7 @@ def read_engine(engine: Engine, uid: str, *, started_at: float, read_at: float) 
             GPU_MEMORY_UTILIZATION,
             tallies.preemptions,
             tallies.prompt_tokens,
-            0.0,  # no prefix cache
+            tallies.cached_prompt_tokens,
             tallies.generation_tokens,
             tallies.finished + tallies.aborted,
             sum(tallies.iteration_tokens.counts),

@@ -78,7 +78,8 @@ def as_read_from_pages(fleet: Fleet, builder: EngineBuilder, cache: SeriesCache)
     ],
 )
 def test_the_fleets_table_is_what_the_parser_makes_of_its_pages(rate: Rate, faults: Faults) -> None:
-    fleet = setting(faults=faults).make_fleet(POLICY, chat(rate, 900.0))
+    traffic = (one._replace(cached_ratio=0.4) for one in chat(rate, 900.0))
+    fleet = setting(faults=faults).make_fleet(POLICY, traffic)
     builder, cache = EngineBuilder(), SeriesCache(is_wanted)
     rows = []
     for at, replicas in ((0.0, 2), (33.3, 4), (95.0, 4), (140.0, 3), (300.0, 6), (371.7, 6), (600.0, 1), (900.0, 0)):
