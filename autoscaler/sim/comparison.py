@@ -168,7 +168,7 @@ def write_comparison(path: Path, runs: Sequence[Scored], details: Sequence[Detai
                     "quantiles": [f"p{100 * quantile:g}" for quantile in QUANTILES],
                     "target": TARGET,
                     "slo": {"ttft": heading.ttft_s, "tpot": heading.tpot_s},
-                    "runs": [_run_data(one) for one in details],
+                    "runs": [_run_data(one, runs, heading.price) for one in details],
                 }
             ),
         },
@@ -181,7 +181,6 @@ def _row(cells: Cells) -> str:
 
 def _seed_cells(one: Scored) -> Cells:
     figures = one.figures
-    failures = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in figures.fates.items() if count)
     return (
         one.policy,
         str(one.seed),
@@ -192,7 +191,7 @@ def _seed_cells(one: Scored) -> Cells:
         f"{figures.ups} up, {figures.downs} down",
         f"{figures.reversals_per_hour:.2f} ({figures.flaps} flaps)",
         percent(one.worst, 1),
-        failures or "none",
+        _failures(one),
     )
 
 
@@ -234,11 +233,33 @@ def _policy_data(mean: Mean, runs: Sequence[Scored]) -> dict[str, object]:
     }
 
 
-def _run_data(one: Detail) -> dict[str, object]:
+def _facts(one: Scored, price: float | None) -> str:
+    """Return a run in a line."""
+    figures = one.figures
+    words = [
+        f"{percent(one.attainment, 2)} of {figures.requests:,} requests within the objectives",
+        f"worst ten minutes {percent(one.worst, 1)}",
+        f"failed: {_failures(one)}",
+        f"{figures.gpu_hours:,.1f} GPU-hours, {figures.mean_replicas:.2f} replicas on average",
+    ]
+    if price is not None:
+        words.append(f"cost {figures.gpu_hours * price:,.2f}")
+    return "; ".join(words)
+
+
+def _failures(one: Scored) -> str:
+    counts = (f"{count:,} {name.replace('_', ' ')}" for name, count in one.figures.fates.items() if count)
+    return ", ".join(counts) or "none"
+
+
+def _run_data(one: Detail, runs: Sequence[Scored], price: float | None) -> dict[str, object]:
     left_out = f" (the first {MAX_ACTIONS})" if one.action_count > MAX_ACTIONS else ""
     return {
         "policy": html.escape(one.policy),
         "seed": one.seed,
+        "facts": "".join(
+            html.escape(_facts(run, price)) for run in runs if (run.policy, run.seed) == (one.policy, one.seed)
+        ),
         "chart": dict(one.chart),
         "actions": one.actions,
         "action_count": f"{one.action_count}{left_out}",

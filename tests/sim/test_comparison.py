@@ -85,6 +85,17 @@ def test_cost_is_gpu_hours_at_the_price(scores: list[Scored]) -> None:
     assert rows[0][-1] == f"{2.0 * mean:,.2f}"
 
 
+def test_a_run_in_a_line_says_what_failed_and_what_it_cost(
+    tmp_path: Path, scores: list[Scored], details: list[Detail]
+) -> None:
+    some = replace(scores[0], figures=replace(scores[0].figures, failed=1003, fates={"timed_out": 1000, "killed": 3}))
+    write_comparison(tmp_path / "s.html", [some, *scores[1:]], details, HEADING)
+    text = (tmp_path / "s.html").read_text()
+    assert "failed: 1,000 timed out, 3 killed; " in text
+    assert "failed: none; " in text
+    assert f"; cost {2.0 * some.figures.gpu_hours:,.2f}" in text
+
+
 def test_no_requests_no_latency(scores: list[Scored]) -> None:
     nan = (float("nan"),) * 3
     empty = replace(scores[0], figures=replace(scores[0].figures, attainment=None, ttft_s=nan, tpot_s=nan))
@@ -124,6 +135,7 @@ def test_a_browser_shows_its_pictures(page: Path, tmp_path: Path, details: list[
         start = shown.index(f'id="{picture}"')
         traces = re.findall(r'<g class="trace (?:scatter|bars)', shown[start : _end_of(shown, picture)])
         assert len(traces) >= lines, f"{picture} shows {len(traces)} lines"
+    assert re.search(r'<p id="facts"[^>]*>\d+\.\d\d % of [\d,]+ requests', shown)
     assert shown.count('<tr data-at="') == details[0].action_count
     assert len(re.findall(r'<button aria-pressed="(?:true|false)"', shown)) == 2
 
