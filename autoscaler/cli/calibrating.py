@@ -1,6 +1,7 @@
 """`autoscaler simulate --calibrate`: a recording of the live daemon becomes a profile and a workload."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,20 +13,25 @@ from autoscaler.sim.profile import Profile
 from autoscaler.trace import TickLine, read_trace
 
 
-def calibrate_to(trace: Path, like: Profile, stream: str | None, output: Path | None) -> int:
+def calibrate_to(trace: Path, like: Profile, stream: str | None, output: Path | None, budget: int | None) -> int:
     """Write the profile and, beside it, the traffic as a CSV; say what was found. Returns the exit code.
 
     Args:
         like: gives what no recording says.
         stream: the recorded policy whose ticks count; None where there is only one.
         output: of the profile; by default the recording's name in this folder.
+        budget: `max_num_batched_tokens` of the engines; None for `like`'s.
     """
     target = output or Path(f"{trace.name.partition('.')[0]}.yaml")
     if target.suffix not in (".yaml", ".yml"):
         raise click.BadParameter(f"{target}: a profile's file ends in .yaml", param_hint="--output")
     curve = target.with_suffix(".csv")
     found = calibrate(_snapshots(trace, stream))
-    profile = to_profile(found, like, target.stem)
+    try:
+        like = like if budget is None else replace(like, max_num_batched_tokens=budget)
+        profile = to_profile(found, like, target.stem)
+    except ValueError as error:
+        raise AutoscalerError(f"{trace}: {error}: give the engines' --token-budget") from error
     for path, text in ((target, profile_text(profile, found, trace.name)), (curve, traffic_text(found))):
         try:
             path.write_text(text, encoding="utf-8")
@@ -72,5 +78,6 @@ def _tell(found: Calibration, like: Profile, target: Path, curve: Path) -> None:
     click.echo(
         f"traffic     {hours:.2g} h, at most {peak:.2f} requests/s in a minute, prompts of {found.prompt:.0f} tokens"
     )
-    click.echo(f"from {like.name}: {like.gpus} GPUs a replica, {like.max_num_batched_tokens} tokens an iteration")
+    cards = f"{like.gpus} GPU{'s' if like.gpus > 1 else ''} a replica"
+    click.echo(f"not in it   {cards}, {like.max_num_batched_tokens} tokens an iteration, from {like.name}")
     click.echo(f"\nautoscaler simulate {curve} --profile {target} --policy FILE")

@@ -78,6 +78,11 @@ MARGINS = {"attainment": "attainment", "gpu-hours": "gpu_hours", "flaps": "flaps
 )
 @click.option("--stream", help="With --calibrate: the recorded policy, when there are several.")
 @click.option("--output", type=click.Path(path_type=Path), help="With --calibrate: the profile's file, NAME.yaml.")
+@click.option(
+    "--token-budget",
+    type=click.IntRange(min=1),
+    help="With --calibrate: the engines' max_num_batched_tokens; else the profile's.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -88,6 +93,7 @@ def command(
     calibrate: Path | None,
     stream: str | None,
     output: Path | None,
+    token_budget: int | None,
     **options: object,
 ) -> int:
     """Let policies scale simulated vLLM replicas under WORKLOAD and compare what they come to.
@@ -98,7 +104,7 @@ def command(
     """
     model = profile(profile_name)
     if calibrate is not None:
-        return calibrate_to(calibrate, model, stream, output)
+        return calibrate_to(calibrate, model, stream, output, token_budget)
     if workload is None:
         raise click.UsageError(f"name a workload: a CSV file, or one of {', '.join(SHAPES)}")
     if not policy_files:

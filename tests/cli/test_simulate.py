@@ -142,9 +142,11 @@ def test_calibration_makes_what_simulate_takes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     golden = Path(__file__).parents[1] / "golden/rush.trace.gz"
-    assert run(["simulate", "--calibrate", str(golden), "--profile", "llama-3.1-8b-l40sx1"]) == 0
+    asked = ["--profile", "llama-3.1-8b-l40sx1", "--token-budget", "512"]
+    assert run(["simulate", "--calibrate", str(golden), *asked]) == 0
     told = capsys.readouterr().out
     assert "step time" in told
+    assert "1 GPU a replica, 512 tokens an iteration, from" in told
     assert "autoscaler simulate rush.csv --profile rush.yaml --policy FILE" in told
     made = ["rush.csv", "--profile", "rush.yaml", "--policy", MINE, "--hours", "0.05", "--no-report", "--jobs", "1"]
     assert run(["simulate", *made]) == 0
@@ -154,6 +156,7 @@ def test_calibration_makes_what_simulate_takes(
     ("more", "code", "message"),
     [
         pytest.param(["--stream", "other"], 1, "holds no policy other", id="stream"),
+        pytest.param(["--token-budget", "64"], 1, "give the engines' --token-budget", id="budget"),
         pytest.param(["--output", "profile.txt"], 2, "a profile's file ends in .yaml", id="output"),
     ],
 )
