@@ -2,14 +2,12 @@
 
     python -m bench closed_loop [TRACE] [--hours 24] [--policy FILE] [--profile NAME] [--profiler]
 
-Without a trace (columns arrival_s,input_tokens,output_tokens, gzipped or not) the requests are made: 16 a second on
-average in the shape of a day, prompts of 1269 and answers of 1529 tokens on average.
+Without a trace, which is a workload as `autoscaler simulate` takes it, the requests are made: 16 a second on average in
+the shape of a day, prompts of 1269 and answers of 1529 tokens on average.
 """
 
 import argparse
 import cProfile
-import csv
-import gzip
 import pstats
 import resource
 from collections.abc import Iterator, Sequence
@@ -23,6 +21,7 @@ from autoscaler.policy_file import load_policies, shipped_policies
 from autoscaler.sim.engine import Request
 from autoscaler.sim.profiles import profile, profile_names
 from autoscaler.sim.run import Run, Setting, run
+from autoscaler.sim.traffic import load_workload
 from autoscaler.sim.workload import HOUR, Lengths, chat_day, requests
 
 MEAN_RATE = 16.0
@@ -36,21 +35,10 @@ def made(duration_s: float, seed: int = 1) -> Iterator[Request]:
     return requests(np.random.default_rng(seed), chat_day(MEAN_RATE / mean), LENGTHS, duration_s)
 
 
-def read(path: Path, duration_s: float) -> Iterator[Request]:
-    """Yield the requests of a trace, or of its first part."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        rows = csv.reader(file)
-        next(rows)
-        for arrival, prompt, output in rows:
-            if float(arrival) >= duration_s:
-                return
-            yield Request(float(arrival), int(prompt), int(output))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run it and print what it took, and what came of it."""
     parser = argparse.ArgumentParser(prog="python -m bench closed_loop")
-    parser.add_argument("trace", nargs="?", type=Path)
+    parser.add_argument("trace", nargs="?")
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--policy", type=Path, default=shipped_policies() / "default.yaml")
     parser.add_argument("--profile", choices=profile_names(), default="qwen3-32b-h100x2")
@@ -59,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     policy = next(iter(load_policies([chosen.policy]).policies.values()))
     policy = replace(policy, replicas=replace(policy.replicas, max=60))
     duration_s = chosen.hours * HOUR
-    traffic = read(chosen.trace, duration_s) if chosen.trace else made(duration_s)
+    traffic = load_workload(chosen.trace).first(duration_s).draw(0).requests() if chosen.trace else made(duration_s)
     setting = Setting(profile=profile(chosen.profile), replicas=4, duration_s=duration_s)
     profiler = cProfile.Profile()
     if chosen.profiler:

@@ -573,7 +573,7 @@ class Fleet:
             if not replica.running:
                 continue
             if self.settings.scrape_s is None:
-                self._scrape(replica)
+                self._scrape(replica, at)
             line = replica.line
             if line is not None and at - line.read_at <= stale_after_s:
                 lines.append(line)
@@ -586,12 +586,13 @@ class Fleet:
             return ()
         return (Sample(signal="upstream_queue", value=float(self._front.queued), at=at, source="gateway"),)
 
-    def _scrape(self, replica: _Replica) -> None:
+    def _scrape(self, replica: _Replica, at: float) -> None:
         """Read the pod's page, as far as it is served and the faults let it be read; its engine must be up to now."""
         if not replica.ready:
             return
-        at, line = round(self.epoch + self.now, 3), replica.line
-        symptom = replica.symptom = self.faults.symptom(self.now, replica.lot)
+        line, symptom = replica.line, None
+        if self.faults.blackouts:
+            symptom = replica.symptom = self.faults.symptom(self.now, replica.lot)
         if symptom is Symptom.FROZEN and line is not None:
             replica.line = again(line, at)
         elif symptom is not Symptom.LOST:
@@ -609,7 +610,7 @@ class Fleet:
 
     def _take_turn(self, replica: _Replica) -> None:
         replica.engine.advance(self.now)
-        self._scrape(replica)
+        self._scrape(replica, round(self.epoch + self.now, 3))
         self._plan(self.now + (self.settings.scrape_s or 0.0), replica, self._take_turn)
 
     # -- pages over HTTP -----------------------------------------------------------------------------------------

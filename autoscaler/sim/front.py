@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
+from operator import attrgetter
 from random import Random
 from typing import NamedTuple
 
@@ -255,18 +256,15 @@ class _FromFirst(Ledger):
         self._behind.add_run(first, slope, steps, batch)
 
 
-def least_outstanding(arrival: float, engines: Iterable[Engine]) -> Engine:
-    """Return the engine with the fewest requests in flight at that time, the oldest of equals."""
-    chosen: Engine | None = None
-    fewest = math.inf
+_outstanding = attrgetter("outstanding")
+
+
+def least_outstanding(arrival: float, engines: Sequence[Engine]) -> Engine:
+    """Return the engine with the fewest requests in flight at that time, the first of equals; there must be one."""
     for engine in engines:
         if engine.next_event <= arrival:
             engine.run(arrival)
-        if engine.outstanding < fewest:
-            chosen, fewest = engine, engine.outstanding
-    if chosen is None:
-        raise ValueError("no engine takes requests")
-    return chosen
+    return min(engines, key=_outstanding)
 
 
 def route(request: Request, engines: Sequence[Engine]) -> bool:

@@ -1,7 +1,7 @@
 """The engines' pages in parsed form: the rows that the product's own parser makes of them, without the text between."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,25 +12,32 @@ from autoscaler.core.types import EngineKey, Engines, HistogramRows
 from autoscaler.sim.engine import Engine
 from autoscaler.sim.tally import REQUEST_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
 
-HISTOGRAMS: tuple[tuple[str, tuple[float, ...]], ...] = (
-    ("ttft", (*TTFT_BOUNDS, math.inf)),
-    ("itl", (*TOKEN_BOUNDS, math.inf)),
-    ("e2e", (*REQUEST_BOUNDS, math.inf)),
-    ("queue_time", (*REQUEST_BOUNDS, math.inf)),
+
+def _placed(*histograms: tuple[str, tuple[float, ...]]) -> Iterator[tuple[str, tuple[float, ...], int, int]]:
+    """Yield each histogram's name, bounds with +Inf, and where its counts begin and end among those of all."""
+    start = 0
+    for name, bounds in histograms:
+        end = start + len(bounds) + 1
+        yield name, (*bounds, math.inf), start, end
+        start = end
+
+
+HISTOGRAMS = tuple(
+    _placed(("ttft", TTFT_BOUNDS), ("itl", TOKEN_BOUNDS), ("e2e", REQUEST_BOUNDS), ("queue_time", REQUEST_BOUNDS))
 )
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage")
 GPU_MEMORY_UTILIZATION = 0.9
 
 
 class Line(NamedTuple):
-    """What one scrape of one engine gave: values in the order of `ENGINE_COLUMNS`, and counts of histograms, not
-    cumulative.
+    """What one scrape of one engine gave: values in the order of `ENGINE_COLUMNS`, and the counts of all `HISTOGRAMS`,
+    not cumulative.
     """
 
     uid: str
     read_at: float
     values: tuple[float, ...]
-    counts: tuple[list[int], ...]
+    counts: list[int]
 
 
 def read_engine(engine: Engine, uid: str, *, started_at: float, read_at: float) -> Line:
@@ -60,12 +67,7 @@ def read_engine(engine: Engine, uid: str, *, started_at: float, read_at: float) 
             sum(tallies.iteration_tokens.counts),
             tallies.itl.sum,
         ),
-        (
-            tallies.ttft.counts.copy(),
-            tallies.itl.counts.copy(),
-            tallies.e2e.counts.copy(),
-            tallies.queue.counts.copy(),
-        ),
+        tallies.ttft.counts + tallies.itl.counts + tallies.e2e.counts + tallies.queue.counts,
     )
 
 
@@ -97,17 +99,12 @@ class Table:
         if keys != self._keys:
             self._keys = keys
         rows = np.arange(len(keys))
+        counts = np.array([line.counts for line in ordered], dtype=np.float64)
         return Engines(
             keys=self._keys,
             values=np.array([line.values for line in ordered], dtype=np.float64),
             histograms={
-                name: (
-                    HistogramRows(
-                        bounds=bounds,
-                        rows=rows,
-                        counts=np.array([line.counts[number] for line in ordered], dtype=np.float64).cumsum(axis=1),
-                    ),
-                )
-                for number, (name, bounds) in enumerate(HISTOGRAMS)
+                name: (HistogramRows(bounds=bounds, rows=rows, counts=counts[:, start:end].cumsum(axis=1)),)
+                for name, bounds, start, end in HISTOGRAMS
             },
         )
