@@ -225,11 +225,28 @@ def test_engine_equals_the_brute_force_scheduler_whatever_the_setting(seed: int)
     check_equal(drawn_scenario(seed), 0.61 if seed % 2 else None)
 
 
+def test_a_token_that_comes_late_after_the_last_prefill() -> None:
+    """Two prefill side by side; a larger chunk of the older one leaves nothing for the other's next token."""
+    profile = replace(PROFILE, long_prefill_token_threshold=100)
+    requests = [Request(0.0, 1000, 20), Request(1e-6, 50, 20)]
+    # the second iteration takes 100 tokens of the first and all of the second, the third the first's last 800
+    changes = [(profile.iteration_s(100, 0, 0, 5000.0) + 1e-6, Limits(256, 800, 0))]
+    scenario = Scenario(load=Load(0, 2, 1.0, 1.0, 1.0), profile=profile, skipped=1)
+    check_same(scenario, requests, changes, None)
+
+
 def check_equal(scenario: Scenario, look_every: float | None) -> None:
-    """Every request's first token and end to a nanosecond, and everything that is counted."""
+    """Draw a scenario's requests and changes, and check."""
     requests = random_requests(scenario.load)
     until, tuned_s = requests[-1].arrival + 30.0, scenario.tuned_s
     changes = random_changes(scenario.profile, scenario.load.seed, until, tuned_s) if tuned_s else []
+    check_same(scenario, requests, changes, look_every)
+
+
+def check_same(
+    scenario: Scenario, requests: list[Request], changes: list[tuple[float, Limits]], look_every: float | None
+) -> None:
+    """Every request's first token and end to a nanosecond, and everything that is counted."""
     reference = Reference(scenario.profile, scenario.timeout_s, changes)
     jobs = reference.run(requests)
     engine, accepted = simulate(scenario, requests, changes, look_every)
