@@ -104,6 +104,8 @@ class Engine:
         "_finishes",
         "_first",
         "_free",
+        "_free_shown",
+        "_growth",
         "_inbox",
         "_joined",
         "_late",
@@ -124,7 +126,6 @@ class Engine:
         "_total",
         "_waiting",
         "idle_since",
-        "kv_usage",
         "ledger",
         "limits",
         "next_event",
@@ -142,12 +143,11 @@ class Engine:
         self.tallies = Tallies()
         self.running = 0
         self.waiting = 0
-        self.kv_usage = 0.0
         self.outstanding = 0
         self.next_event = math.inf
         self.idle_since = 0.0
         self._timeout = ttft_timeout_s
-        self._total = self._free = profile.blocks - 1
+        self._total = self._free = self._free_shown = profile.blocks - 1
         self._mask = profile.block_size - 1
         self._shift = self._mask.bit_length()
         # _needs[r] sequences take a new block whenever step % block_size == r; twice over, so that a slice may wrap
@@ -165,6 +165,7 @@ class Engine:
         self._start = 0.0
         self._first = 0.0
         self._slope = 0.0
+        self._growth = profile.overhead * profile.context_s
         self._steps = 0
         self._mixed = False  # it is one iteration that carries prefill, or a token that is late
         self._chunks: list[tuple[_Sequence, int]] = []
@@ -178,6 +179,11 @@ class Engine:
         return self._context
 
     @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks that live requests held at the end of the last finished iteration."""
+        return (self._total - self._free_shown) / self._total
+
+    @property
     def free_blocks(self) -> int:
         """KV blocks that no live request holds."""
         return self._free
@@ -189,9 +195,9 @@ class Engine:
             deadline: when its client goes away without a first token, not before those of earlier requests; by default
                 the engine's time-out after arrival.
         """
-        if self._blocks(request.prompt_tokens + request.output_tokens - 1) > self._total:
+        arrival, prompt, output, _ = request
+        if (prompt + output - 1 + self._mask) >> self._shift > self._total:
             return False
-        arrival = request.arrival
         if self.next_event <= arrival:
             self.run(arrival)
         self.outstanding += 1
@@ -199,7 +205,7 @@ class Engine:
         self._inbox.append(_Sequence(request, until, self._mask + 1))
         if not self._steps:
             self._plan(arrival)
-        elif not self._mixed:
+        elif self._steps > 1:
             self._end_soon(arrival)
         return True
 
@@ -235,7 +241,7 @@ class Engine:
             raise ValueError(f"long_prefill_token_threshold must be 0 or more: {limits.long_prefill_token_threshold}")
         self.run(at)
         self.limits = limits
-        if self._steps and not self._mixed:
+        if self._steps > 1:
             self._end_soon(at)
         return limits
 
@@ -334,7 +340,9 @@ class Engine:
     def _schedule(self, start: float) -> None:
         """Choose the next iteration's tokens, where not all is decoding with room to go on."""
         running, partials = self._running, self._partials
-        budget = max(self.limits.max_num_batched_tokens, len(running))
+        _, budget, _ = self.limits
+        if budget < len(running):
+            budget = len(running)
         if not partials or (len(partials) == 1 and next(reversed(running)) is partials[0]):
             free, budget, preempted = self._serve_decodes_first(start, budget)
         else:
@@ -351,17 +359,18 @@ class Engine:
 
     def _time(self, *, single: bool) -> None:
         """Give the planned iteration its duration, and where nothing can change as many equal ones as fit."""
-        profile = self.profile
-        batch, context = len(self._running) - len(self._partials), self._context
+        batch, context = len(self._running), self._context
         prefill, quadratic = 0, 0.0
-        for sequence, chunk in self._chunks:
-            prefill += chunk
-            quadratic += chunk * (sequence.computed + chunk / 2.0)
-        for sequence in self._skipped:
-            batch -= 1
-            context -= sequence.base + self._step
-        self._first = profile.iteration_s(prefill, batch, context + batch, quadratic)
-        self._slope = profile.overhead * profile.context_s * batch
+        if self._chunks:
+            batch -= len(self._partials)
+            for sequence, chunk in self._chunks:
+                prefill += chunk
+                quadratic += chunk * (sequence.computed + chunk / 2.0)
+            if self._skipped:
+                batch -= len(self._skipped)
+                context -= sum(sequence.base + self._step for sequence in self._skipped)
+        self._first = self.profile.iteration_s(prefill, batch, context + batch, quadratic)
+        self._slope = self._growth * batch
         self._steps = 1
         self.next_event = self._start + self._first
         if self._mixed or single:
@@ -370,7 +379,7 @@ class Engine:
         while finishes[0][2].finish_step != finishes[0][0]:  # preempted since
             heappop(finishes)
         steps = finishes[0][0] - self._step
-        if self._free < (steps // self.profile.block_size + 1) * batch:
+        if self._free < ((steps >> self._shift) + 1) * batch:
             steps = min(steps, self._steps_that_fit(batch))
         self._steps = steps
         if self._timeout < math.inf and (self._waiting or self._resumed):
@@ -441,21 +450,26 @@ class Engine:
         self._step += 1
         self._context += served
         tallies.generation_tokens += served
-        tokens, in_time = served, served
+        tokens = in_time = served
         if self._skipped or self._late:
             in_time -= self._settle_late(end)
         if in_time:
             tallies.itl.observe(self._first, in_time)
             self.ledger.add_run(self._first, 0.0, 1, in_time)
+        prefilled = 0
         for sequence, chunk in self._chunks:
             sequence.computed += chunk
             if sequence.computed < sequence.tokens:
                 continue
+            prefilled += 1
             if not sequence.generated and sequence.deadline < end:
                 self._abort(sequence, end)
             else:
                 tokens += 1 + self._first_or_next_token(sequence, end)
-        self._partials = [sequence for sequence in self._partials if sequence.computed < sequence.tokens]
+        if prefilled == len(self._partials):
+            self._partials = []
+        else:
+            self._partials = [sequence for sequence in self._partials if sequence.computed < sequence.tokens]
         if tokens:
             tallies.iteration_tokens.observe(tokens)
         self._chunks = []
@@ -547,7 +561,7 @@ class Engine:
         """Write what the page shows, at the end of an iteration."""
         self.running = len(self._running)
         self.waiting = len(self._waiting) + len(self._resumed)
-        self.kv_usage = (self._total - self._free) / self._total
+        self._free_shown = self._free
 
     # -- the scheduler's parts ---------------------------------------------------------------------------------------
 
@@ -629,15 +643,20 @@ class Engine:
     def _admit(self, start: float, free: int, budget: int) -> int:
         """Let waiting requests join, the preempted ones first. Return the blocks left."""
         reserve, shift, mask = self.profile.reserve_prompt, self._shift, self._mask
-        largest = self.limits.long_prefill_token_threshold or budget
-        seats = self.limits.max_num_seqs - len(self._running)
+        running, partials, chunks = self._running, self._partials, self._chunks
+        seats, _, threshold = self.limits
+        seats -= len(running)
         while budget > 0 and seats > 0:
             queue = self._resumed or self._waiting
             if not queue:
                 break
             sequence = queue[0]
             cached = sequence.cached
-            chunk = min(sequence.tokens - cached, largest, budget)
+            chunk = sequence.tokens - cached
+            if threshold and chunk > threshold:
+                chunk = threshold
+            if chunk > budget:
+                chunk = budget
             if ((sequence.tokens if reserve else cached + chunk) + mask) >> shift > free:
                 break
             queue.popleft()
@@ -647,9 +666,9 @@ class Engine:
             seats -= 1
             if sequence.scheduled < 0.0:
                 sequence.scheduled = start
-            self._running[sequence] = None
-            self._partials.append(sequence)
-            self._chunks.append((sequence, chunk))
+            running[sequence] = None
+            partials.append(sequence)
+            chunks.append((sequence, chunk))
         return free
 
     def _make_room(self, start: float) -> None:
@@ -700,12 +719,14 @@ class Engine:
         """Drop the requests whose clients have gone."""
         while self._waiting and self._waiting[0].deadline <= now:
             self._abort(self._waiting.popleft(), now)
-        for sequence in [s for s in self._partials if not s.generated and s.deadline <= now]:
-            self._partials.remove(sequence)
-            self._abort(sequence, now)
-        for sequence in [s for s in self._resumed if not s.generated and s.deadline <= now]:
-            self._resumed.remove(sequence)
-            self._abort(sequence, now)
+        if self._partials:
+            for sequence in [s for s in self._partials if not s.generated and s.deadline <= now]:
+                self._partials.remove(sequence)
+                self._abort(sequence, now)
+        if self._resumed:
+            for sequence in [s for s in self._resumed if not s.generated and s.deadline <= now]:
+                self._resumed.remove(sequence)
+                self._abort(sequence, now)
 
     def _let_leave(self, now: float) -> None:
         """Drop what clients have given up, wherever it is."""
