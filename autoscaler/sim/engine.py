@@ -12,11 +12,8 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from autoscaler.sim.ledger import Fate, Ledger
-from autoscaler.sim.profile import Profile as Profile
-from autoscaler.sim.profiles import profile, profile_names
+from autoscaler.sim.profile import Profile
 from autoscaler.sim.tally import Tallies
-
-PROFILES = {name: profile(name) for name in profile_names()}
 
 
 class Request(NamedTuple):
