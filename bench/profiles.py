@@ -46,7 +46,7 @@ CHUNK_S = 0.514
 CACHE = 29_205 * 16
 """KV cache of Llama-3.1-8B on one H100 in inference-sim, tokens."""
 KNEE = (1.3, 1.7)
-"""Requests/s of 4000 in, 1000 out that one Qwen3-32B replica on two H100 can be let off by: llm-d found 1.4 to 1.5."""
+"""Requests/s of 4000 in, 1000 out that one Qwen3-32B replica on two H100 can hold: llm-d found 1.4 to 1.5."""
 
 
 def measure() -> list[Row]:
