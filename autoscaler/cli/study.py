@@ -19,7 +19,7 @@ from autoscaler.schedule import Calendar
 from autoscaler.sim.comparison import Detail, detail
 from autoscaler.sim.faults import Faults, fault_plan
 from autoscaler.sim.fleet import Settings
-from autoscaler.sim.front import Routing
+from autoscaler.sim.front import Clients, Routing
 from autoscaler.sim.profile import Profile
 from autoscaler.sim.run import Setting, run
 from autoscaler.sim.scored import Scored
@@ -28,6 +28,8 @@ from autoscaler.sim.traffic import Sample, Workload, load_workload
 HOUR, TEN_MINUTES_S = 3600.0, 600.0
 START_LOAD = 0.7
 """The share of the first replicas that the first ten minutes' work takes, unless somebody says how many there are."""
+CLIENTS = Clients(retry_s=2.0)
+"""As a gateway does: what is lost with a pod is sent once more, and counts as late rather than lost."""
 YIELDING = ("loky", "threading", "sequential")
 """joblib's back ends that hand over each result as it comes."""
 
@@ -95,7 +97,7 @@ def run_case(case: Case) -> Ran:
         replicas=min(max(first, policy.replicas.min), policy.replicas.max),
         duration_s=workload.duration_s,
         seed=case.seed,
-        fleet=Settings(routing=case.routing),
+        fleet=Settings(routing=case.routing, clients=CLIENTS),
         faults=PRESETS[case.faults](peak_s(sample, workload.duration_s)),
     )
     result = run(
