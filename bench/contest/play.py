@@ -1,0 +1,283 @@
+"""One policy on one ground: the same fleet, the same chance and the same measures, whoever decides."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from time import process_time
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from autoscaler.cli.study import with_objectives
+from autoscaler.core.policy import Policy
+from autoscaler.policy_file import load_policies, shipped_policies
+from autoscaler.sim.fleet import PENDING_S, ROUTING_S
+from autoscaler.sim.report import TickRow
+from autoscaler.sim.run import Figures, Setting, run
+from autoscaler.sim.scored import Scored
+from bench.contest.traces import BY_NAME, HOUR, Ground
+from bench.oracle import Planned, achievable
+from bench.rivals import RIVALS
+from bench.rivals.base import Rival, Settings
+from bench.rivals.epp import TokenAwareSettings, calibrated
+from bench.rivals.feed import Counted, drive
+from bench.rivals.static import StaticSettings, mean_size, peak_size
+from bench.rivals.view import View
+from bench.work import request_work
+
+Key = TypeVar("Key")
+GOAL = 0.99
+"""The attainment that the oracle and the static fleet are sized for."""
+LATE_START = 0.8
+"""Standard deviations of a start's logarithm that the oracle orders ahead by: one start in five is later."""
+HINDSIGHT = ("oracle", "static-peak", "static-mean")
+OURS = "ours"
+BY_VENDOR = tuple(name for name in RIVALS if name != "static")
+POLICIES = (OURS, *HINDSIGHT, *BY_VENDOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One run: all that another process needs to know.
+
+    Args:
+        trace, policy: names; a policy of a file goes by the file's name.
+        path: the trace's file.
+        hours: only its beginning; None for all of it.
+        file: of a policy of this product; None for the shipped default, or for a rival.
+        tuned: values of a rival that are not its vendor's.
+    """
+
+    trace: str
+    policy: str
+    path: Path
+    seed: int
+    scale: float = 1.0
+    hours: float | None = None
+    file: Path | None = None
+    tuned: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a policy came to: its figures, None where no plan attains, and the values that it went by."""
+
+    figures: Figures | None
+    settings: Mapping[str, object]
+
+
+def play(task: Task) -> dict[str, object]:
+    """Return the entry of the results: what ran, on what, with which values, and what came of it."""
+    started = process_time()
+    ground = Ground.of(BY_NAME[task.trace], task.path, seed=task.seed, scale=task.scale, hours=task.hours)
+    played = _play(task, ground)
+    figures: dict[str, object] | None = None
+    if played.figures is not None:
+        scored = Scored(
+            policy=task.policy, seed=task.seed, hours=ground.duration_s / HOUR, figures=played.figures
+        ).to_document()
+        figures = {name: value for name, value in scored.items() if name not in ("policy", "seed")}
+    return {
+        "trace": task.trace,
+        "policy": task.policy,
+        "seed": task.seed,
+        "scale": task.scale,
+        "hours": task.hours,
+        "settings": dict(played.settings),
+        "ground": {
+            "file": task.path.name,
+            "profile": ground.profile.name,
+            "cold_start_s": ground.profile.cold_start_s,
+            "ttft_s": ground.trace.ttft_s,
+            "tpot_s": ground.trace.tpot_s,
+            "replicas": ground.replicas,
+            "min": ground.bounds.min,
+            "max": ground.bounds.max,
+            "requests": len(ground.sample),
+            "duration_s": ground.duration_s,
+            "fluid_gpu_hours": ground.fluid_gpu_hours,
+        },
+        "figures": figures,
+        "seconds": round(process_time() - started, 2),
+    }
+
+
+def _play(task: Task, ground: Ground) -> Played:
+    if task.policy == OURS or task.file is not None:
+        return _ours(ground, task.file or shipped_policies() / "default.yaml")
+    if task.policy in HINDSIGHT:
+        return {"oracle": _oracle, "static-peak": _static_peak, "static-mean": _static_mean}[task.policy](ground)
+    name = task.policy.removesuffix(TUNED)
+    settings = settled(RIVALS[name], ground, task.tuned or {})
+    return Played(figures=rival_figures(ground, settings.build()), settings=_shown(settings))
+
+
+TUNED = " tuned"
+"""What a rival with other values than its vendor's is called, behind its name."""
+
+
+# -- ours ------------------------------------------------------------------------------------------------------------
+
+
+def our_policy(ground: Ground, file: Path) -> Policy:
+    """Return the policy of a file with the trace's objectives and the bounds that hold for all."""
+    policy = next(iter(load_policies([file]).policies.values()))
+    bounds = replace(policy.replicas, min=ground.bounds.min, max=ground.bounds.max)
+    policy = replace(policy, replicas=bounds)
+    return with_objectives(policy, {"ttft": ground.trace.ttft_s, "itl": ground.trace.tpot_s})
+
+
+def _ours(ground: Ground, file: Path) -> Played:
+    policy = our_policy(ground, file)
+    done = run(policy, ground.sample.requests(), _setting(ground, ground.replicas))
+    return Played(figures=done.figures, settings={"file": file.name})
+
+
+def _setting(ground: Ground, replicas: int) -> Setting:
+    return Setting(
+        profile=ground.profile,
+        replicas=replicas,
+        duration_s=ground.duration_s,
+        seed=ground.seed,
+        ttft_s=ground.trace.ttft_s,
+        tpot_s=ground.trace.tpot_s,
+    )
+
+
+# -- rivals ----------------------------------------------------------------------------------------------------------
+
+
+def settled(settings: Settings, ground: Ground, tuned: Mapping[str, float]) -> Settings:
+    """Return a rival's settings on this ground: its objectives, its profile, its bounds, and the tuned values."""
+    every: Any = settings
+    known = {one.name for one in fields(every)}
+    own = {
+        "bounds": ground.bounds,
+        "profile": ground.profile,
+        "ttft_s": ground.trace.ttft_s,
+        "tpot_s": ground.trace.tpot_s,
+        "itl_s": ground.trace.tpot_s,
+    }
+    changed: Settings = replace(every, **{name: value for name, value in own.items() if name in known}, **tuned)
+    return calibrated(changed, ground.profile) if isinstance(changed, TokenAwareSettings) else changed
+
+
+def rival_figures(ground: Ground, rival: Rival, *, replicas: int | None = None) -> Figures:
+    """Return what a rival comes to, from the ground's replicas on or from others."""
+    setting = _setting(ground, ground.replicas if replicas is None else replicas)
+    policy = our_policy(ground, shipped_policies() / "default.yaml")  # for the fleet's name alone
+    counted = Counted(ground.sample.requests())
+    fleet = setting.make_fleet(policy, counted)
+    noted = Noted(rival)
+    asyncio.run(drive(fleet, noted, counted, ground.duration_s))
+    fleet.finish()
+    summary = fleet.summary(ttft_s=ground.trace.ttft_s, tpot_s=ground.trace.tpot_s)
+    return Figures.of(summary, fleet.ledger, noted.rows)
+
+
+class Noted:
+    """A rival whose every change of the replicas is noted."""
+
+    def __init__(self, rival: Rival) -> None:
+        self.interval_s = rival.interval_s
+        self.rows: list[TickRow] = []
+        self._rival = rival
+
+    def desired(self, now: float, view: View) -> int:
+        """Return what the rival orders."""
+        wanted = self._rival.desired(now, view)
+        if wanted != view.ordered:
+            self.rows.append(_moved(now, view, wanted))
+        return wanted
+
+
+def _moved(now: float, view: View, wanted: int) -> TickRow:
+    return TickRow(
+        at=now,
+        ordered=view.ordered,
+        ready=view.ready,
+        demand=None,
+        forecast=None,
+        score=None,
+        memory=None,
+        backlog=None,
+        latency=None,
+        waiting=None,
+        kv_usage=None,
+        acted_to=wanted,
+        outcome="applied",
+        reason="",
+        why="",
+        steps=(),
+    )
+
+
+def _shown(settings: Settings) -> dict[str, object]:
+    """Return a rival's values for the results; what the ground says is told there."""
+    every: Any = settings
+    left_out = ("bounds", "profile", "behavior")
+    return {one.name: _plain(getattr(settings, one.name)) for one in fields(every) if one.name not in left_out}
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+# -- in hindsight ----------------------------------------------------------------------------------------------------
+
+
+def _static(ground: Ground, replicas: int) -> Figures:
+    rival = StaticSettings(replicas=replicas, bounds=ground.bounds).build()
+    return rival_figures(ground, rival, replicas=replicas)
+
+
+def _static_peak(ground: Ground) -> Played:
+    ran: _Remembered[int] = _Remembered(lambda replicas: _static(ground, replicas))
+    replicas = peak_size(lambda size: (ran(size).attainment or 0.0) >= GOAL, ground.bounds)
+    return Played(figures=ran(replicas), settings={"replicas": replicas, "goal": GOAL})
+
+
+def _static_mean(ground: Ground) -> Played:
+    sample = ground.sample
+    prefill, decode = request_work(ground.profile, sample.prompt.astype(np.float64), sample.output.astype(np.float64))
+    replicas = mean_size(float(prefill.sum() + decode.sum()), ground.duration_s, ground.bounds)
+    return Played(figures=_static(ground, replicas), settings={"replicas": replicas})
+
+
+def _oracle(ground: Ground) -> Played:
+    one, answer_s = ground.profile, float(ground.sample.output.mean()) * ground.token_s
+    setting = _setting(ground, ground.replicas)
+    late = math.exp(LATE_START * setting.fleet.cold_start_sigma)
+    lead_s = PENDING_S + late * one.cold_start_s + setting.fleet.probe_s + ROUTING_S
+
+    def carried_out(plan: tuple[int, ...]) -> Figures:
+        return rival_figures(ground, Planned(plan, lead_s=lead_s))
+
+    ran: _Remembered[tuple[int, ...]] = _Remembered(carried_out)
+    found = achievable(
+        np.array(ground.busy),
+        lambda plan: ran(plan).attainment or 0.0,
+        goal=GOAL,
+        start_s=lead_s + answer_s,
+        bounds=ground.bounds,
+        initial=ground.replicas,
+    )
+    settings: dict[str, object] = {"goal": GOAL, "lead_s": round(lead_s, 1), "start_s": round(lead_s + answer_s, 1)}
+    if found is None:
+        return Played(figures=None, settings=settings)
+    return Played(figures=ran(found.plan), settings={**settings, "theta": found.theta})
+
+
+class _Remembered(Generic[Key]):
+    """Runs each size or plan once."""
+
+    def __init__(self, simulate: Callable[[Key], Figures]) -> None:
+        self._simulate = simulate
+        self._known: dict[Key, Figures] = {}
+
+    def __call__(self, key: Key) -> Figures:
+        if key not in self._known:
+            self._known[key] = self._simulate(key)
+        return self._known[key]
