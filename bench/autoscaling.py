@@ -24,7 +24,7 @@ from bench.contest.play import BY_VENDOR, POLICIES, TUNED, Task, play
 from bench.contest.results import Entry, append, commit, read
 from bench.contest.traces import TRACES
 
-RESULTS = Path("benchmark.jsonl")
+RESULTS = Path("bench/results/autoscaling.jsonl")
 Tuned = Mapping[str, Mapping[str, float]]
 
 
