@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from autoscaler.cli.study import with_objectives
+from autoscaler.cli.study import CLIENTS, with_objectives
 from autoscaler.core.policy import Policy
 from autoscaler.policy_file import load_policies, shipped_policies
 from autoscaler.sim.fleet import PENDING_S, ROUTING_S
+from autoscaler.sim.fleet import Settings as FleetSettings
 from autoscaler.sim.report import TickRow
 from autoscaler.sim.run import Figures, Setting, run
 from autoscaler.sim.scored import Scored
@@ -141,6 +142,7 @@ def _setting(ground: Ground, replicas: int) -> Setting:
         replicas=replicas,
         duration_s=ground.duration_s,
         seed=ground.seed,
+        fleet=FleetSettings(clients=CLIENTS),
         ttft_s=ground.trace.ttft_s,
         tpot_s=ground.trace.tpot_s,
     )
