@@ -153,22 +153,25 @@ class Ground:
     @classmethod
     def of(cls, trace: Trace, path: Path, *, seed: int, scale: float = 1.0, hours: float | None = None) -> "Ground":
         """Return it; the same arguments make the same one in any process."""
-        one, workload = trace.hardware(), _workload(path)
+        workload = _workload(path)
         if hours is not None:
             workload = workload.first(hours * HOUR)
-        sample = workload.draw(seed, scale)
+        return cls.made(trace, workload.draw(seed, scale), workload.duration_s, seed=seed, scale=scale)
+
+    @classmethod
+    def made(cls, trace: Trace, sample: Sample, duration_s: float, *, seed: int, scale: float = 1.0) -> "Ground":
+        """Return it for requests that were drawn already."""
+        one = trace.hardware()
         prompts, outputs = sample.prompt.astype(np.float64), sample.output.astype(np.float64)
         means = (float(prompts.mean()), float(outputs.mean()))
         token_s = min(trace.tpot_s, capacity.best(one, *means, trace.ttft_s, trace.tpot_s).itl_s)
-        busy = busy_replicas(
-            one, sample.arrival, prompts, outputs, duration_s=workload.duration_s, token_s=token_s, bin_s=60.0
-        )
+        busy = busy_replicas(one, sample.arrival, prompts, outputs, duration_s=duration_s, token_s=token_s)
         bounds = trace.bounds or Bounds(max=_most(busy.tolist()))
         return cls(
             trace=trace,
             profile=one,
             sample=sample,
-            duration_s=workload.duration_s,
+            duration_s=duration_s,
             seed=seed,
             scale=scale,
             replicas=bounds.clip(starting_replicas(one, sample, trace.tpot_s)),
