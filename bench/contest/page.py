@@ -283,7 +283,7 @@ def _seeds(match: Match) -> str:
 
 
 def _cells(row: Row) -> Iterator[str]:
-    name = f"**{row.policy}**" if row.kind == "ours" else row.policy
+    name = f"**{row.policy}**" if row.policy == OURS else row.policy
     replicas = row.entries[0].settings.get("replicas") if row.policy.startswith("static") else None
     yield name if replicas is None else f"{name} ({replicas})"
     yield _with_interval(row.spread("attainment"), 100.0, 2)

@@ -11,6 +11,7 @@ BEST_MISSED, WORST_MISSED = 1e-4, 1.0
 GRID = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 LINE_HEIGHT, LETTER = 13, 6.1
 FONT = 'font-family="system-ui, sans-serif" font-size="11"'
+HALO = 'paint-order="stroke" stroke="#ffffff" stroke-width="3"'
 COLORS = {"ours": "#c2410c", "hindsight": "#1d4ed8", "rival": "#475569"}
 
 
@@ -120,15 +121,20 @@ def _front(points: Sequence[Point], low: float, high: float) -> Iterator[str]:
 
 
 def _points(points: Sequence[Point], low: float, high: float) -> Iterator[str]:
+    """Draw the points, ours above the others, and their labels, ours in the best place."""
     placed: list[_Box] = []
-    for point in sorted(points, key=lambda one: (one.kind != "ours", -one.attainment)):
-        x, y = _x(point.gpu_hours, low, high), _y(point.attainment)
-        color, ours = COLORS[point.kind], point.kind == "ours"
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if ours else 4}" fill="{color}"/>'
-        box = _place(point.name, x, y, placed)
+    labels = []
+    ordered = sorted(points, key=lambda one: (one.kind != "ours", -one.attainment))
+    for point in ordered:
+        box = _place(point.name, _x(point.gpu_hours, low, high), _y(point.attainment), placed)
         placed.append(box)
-        weight = ' font-weight="700"' if ours else ""
-        yield f'<text x="{box.x:.1f}" y="{box.y + 4:.1f}" fill="{color}"{weight}>{html.escape(point.name)}</text>'
+        weight = 'font-weight="700" ' if point.kind == "ours" else ""
+        style = f'fill="{COLORS[point.kind]}" {weight}{HALO}'
+        labels.append(f'<text x="{box.x:.1f}" y="{box.y + 4:.1f}" {style}>{html.escape(point.name)}</text>')
+    yield from labels
+    for point in reversed(ordered):
+        x, y, radius = _x(point.gpu_hours, low, high), _y(point.attainment), 6 if point.kind == "ours" else 4
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{COLORS[point.kind]}"/>'
 
 
 def _place(name: str, x: float, y: float, placed: Sequence[_Box]) -> _Box:

@@ -74,7 +74,7 @@ TRACES: Sequence[Trace] = (
     ),
     Trace(
         name="r1",
-        text="a day of a reasoning model, answers of 1,500 tokens and up to 50 times that; the KV cache binds",
+        text="a day of a reasoning model, answers of 1,500 tokens, one in a hundred of 12,600; the KV cache binds",
         file="servegen_r1_24h",
         profile="qwen3-32b-h100x2",
         ttft_s=3.0,
