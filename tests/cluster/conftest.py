@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from autoscaler.testbed.plane import GPUS, MissingToolsError, Plane, find_tools, running_plane
-from tests.cluster.manifests import Place, Pool, grant, new_place
+from tests.cluster.manifests import Place, Pool, eventually, grant, new_place, takes_pods
 from tests.cluster.proxy import Proxy, running_proxy
 from tests.cluster.site import DEPLOYED, Site, site_of
 
@@ -78,6 +78,7 @@ async def pool(place: Place) -> AsyncIterator[Pool]:
     """Return a node that only this test uses."""
     kubelet = place.plane.fake_kubelet(place.namespace, [place.namespace], gpus=GPUS, labels={"pool": place.namespace})
     kubelet.start()
+    await eventually(lambda: takes_pods(place, place.namespace), f"node {place.namespace}")
     yield Pool(place.namespace, kubelet)
     await kubelet.stop()
     await place.api.request("DELETE", f"/api/v1/nodes/{place.namespace}")

@@ -125,6 +125,12 @@ async def until_granted(place: Place, rights: Iterable[Right], account: str, *, 
     await accounts.until_granted(place.api, place.namespace, account, list(rights), allowed=allowed)
 
 
+async def takes_pods(place: Place, node: str) -> bool:
+    """Return whether pods can be scheduled onto a node."""
+    found = [item for item in await place.api.items("/api/v1/nodes") if item["metadata"]["name"] == node]
+    return any(condition(item, "Ready").get("status") == "True" and not item["spec"].get("taints") for item in found)
+
+
 async def eventually(true: Callable[[], Awaitable[bool]], what: str, limit_s: float = LIMIT_S) -> None:
     """Return once something is true. Raises TimeoutError."""
     deadline = time.monotonic() + limit_s

@@ -12,12 +12,12 @@ from autoscaler.testbed.plane import GPUS, Process
 from tests.cluster.manifests import (
     Place,
     Pool,
-    condition,
     deployment,
     eventually,
     is_ready,
     is_unschedulable,
     of_deployment,
+    takes_pods,
     waits_for,
 )
 from tests.cluster.trial import BUSY, CALM, EAGER, INTERVAL_S, trial
@@ -38,12 +38,6 @@ async def another_node(place: Place, pool: Pool) -> AsyncIterator[Process]:
     finally:
         await kubelet.stop()
         await place.api.request("DELETE", f"/api/v1/nodes/{name}")
-
-
-async def takes_pods(place: Place, node: str) -> bool:
-    """Return whether pods can be scheduled onto a node."""
-    found = [item for item in await place.api.items("/api/v1/nodes") if item["metadata"]["name"] == node]
-    return any(condition(item, "Ready").get("status") == "True" and not item["spec"].get("taints") for item in found)
 
 
 def have_lost_some(pods: list[Json]) -> bool:
