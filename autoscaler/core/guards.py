@@ -280,8 +280,9 @@ def hold_dead_band(tick: Tick, proposal: Proposal) -> Proposal:
     if value > policy.scale_down.threshold:
         return _held(proposal, Reason.HELD_HYSTERESIS, f"score {value:.2f} > {policy.scale_down.threshold:g}")
     for part in score.parts:
-        if part.weight > 0.0 and (part.shrink_value or 0.0) >= policy.score.clear:
-            return _held(proposal, Reason.HELD_HYSTERESIS, f"{part.name} {part.shrink_value:.2f} is not clear")
+        level = (part.shrink_value or 0.0) if part.clear_value is None else part.clear_value
+        if part.weight > 0.0 and level >= policy.score.clear:
+            return _held(proposal, Reason.HELD_HYSTERESIS, f"{part.name} {level:.2f} is not clear")
     return proposal
 
 

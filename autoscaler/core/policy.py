@@ -337,7 +337,8 @@ class ScorePolicy:
         latency: how the latency part is read.
         min_known_weight: less known weight than this makes no score.
         critical: a part at or above it asks for scale-up by itself; 2 switches the rule off.
-        clear: scale-down needs every part below it; 2 switches the rule off.
+        clear: scale-down needs every part below it; 2 switches the rule off. Where demand sizes, the mean ITL is held
+            against it, not its quantile.
         window_s: over which counters and histograms are differenced.
         warm_up_s: a pod ready for less than this supports no shrinking.
     """

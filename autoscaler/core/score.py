@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from autoscaler.core.facts import Facts
 from autoscaler.core.histogram import quantile, share_within, slowest
-from autoscaler.core.policy import MemorySource, Policy, Slo, WithinSlo
+from autoscaler.core.policy import MemorySource, Policy, Sizing, Slo, WithinSlo
 from autoscaler.core.types import Attribution, GapReason, Gpu, Part, Sample, Score, Snapshot
 from autoscaler.core.window import SUMS, FleetRow, Observations, observations, row_at, spanned_seconds
 
@@ -91,18 +91,29 @@ def score_snapshot(policy: Policy, snapshot: Snapshot, evidence: Evidence) -> Sc
 
 
 class Level(NamedTuple):
-    """One input's level in [0, 1]: for growth, for shrinking, in words, and why something is missing."""
+    """One input's level in [0, 1]: for growth, for shrinking, in words, and why something is missing.
+
+    Args:
+        clear: what holds a shrink by itself, where that is not `shrink`.
+    """
 
     growth: float | None = None
     shrink: float | None = None
     driver: str = ""
     gap: GapReason | None = None
     degraded: bool = False
+    clear: float | None = None
 
     def part(self, name: str, weight: float) -> Part:
         """Return it as a part of the score."""
         return Part(
-            name=name, weight=weight, value=self.growth, shrink_value=self.shrink, driver=self.driver, gap=self.gap
+            name=name,
+            weight=weight,
+            value=self.growth,
+            shrink_value=self.shrink,
+            driver=self.driver,
+            gap=self.gap,
+            clear_value=self.clear,
         )
 
 
@@ -305,21 +316,42 @@ def _latency(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]) 
     known = [objective for objective in objectives if objective.growth is not None]
     shrinks = [objective.shrink for objective in objectives if objective.shrink is not None]
     gaps = [objective.gap for objective in objectives if objective.gap is not None]
-    shrink, gap = max(shrinks) if len(shrinks) == len(objectives) else None, gaps[0] if gaps else None
+    shrink, clear, gap = None, None, gaps[0] if gaps else None
+    if len(shrinks) == len(objectives):
+        shrink = max(shrinks)
+        clear = max([one.shrink or 0.0 if one.clear is None else one.clear for one in objectives])
     if not known:
-        return Level(shrink=shrink, gap=gap, degraded=degraded)
+        return Level(shrink=shrink, gap=gap, degraded=degraded, clear=clear)
     worst = max(known, key=lambda objective: objective.growth or 0.0)
-    return Level(growth=worst.growth, shrink=shrink, driver=worst.driver, gap=gap, degraded=degraded)
+    return Level(growth=worst.growth, shrink=shrink, driver=worst.driver, gap=gap, degraded=degraded, clear=clear)
+
+
+def _pace(policy: Policy, evidence: Evidence, slo: Slo) -> float | None:
+    """Return the level of the mean ITL, which holds a shrink in place of its quantile; None where the quantile does.
+
+    One chunk of somebody's prompt holds up every sequence of its engine: where that takes longer than the objective,
+    p99 is above it at any number of replicas. How many keep the pace is demand's question, and its line may be wrong;
+    a mean beyond the objective would say so. A policy that is sized by the score has only the quantile.
+    """
+    if policy.sizing is Sizing.SCORE or evidence.increase is None:
+        return None
+    seconds, gaps = evidence.increase[SUMS["itl_sum"]], evidence.increase[SUMS["itl_count"]]
+    return _latency_level(policy, slo, seconds / gaps) if seconds > 0.0 and gaps > 0.0 else None
+
+
+def _latency_level(policy: Policy, slo: Slo, seconds: float) -> float:
+    """Return c((seconds / SLO - floor) / (1 - floor))."""
+    floor = policy.score.latency.floor
+    return clip((seconds / slo.seconds - floor) / (1.0 - floor))
 
 
 def _objective(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample], name: str, slo: Slo) -> Level:
-    """Return the level of a quantile objective: c((quantile / SLO - floor) / (1 - floor))."""
-    floor = policy.score.latency.floor
+    """Return the level of a quantile objective."""
 
     def level(seconds: float) -> float:
-        return clip((seconds / slo.seconds - floor) / (1.0 - floor))
+        return _latency_level(policy, slo, seconds)
 
-    sample = samples.get(name)
+    sample, clear = samples.get(name), _pace(policy, evidence, slo) if name == "itl" else None
     label = f"{name} p{100.0 * slo.quantile:g}"
     if sample is not None:
         gap = GapReason.PARTIAL if sample.partial else None
@@ -335,6 +367,7 @@ def _objective(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]
         return Level(
             shrink=level(slowest(observed.bounds, observed.counts)),
             gap=GapReason.FEW_OBSERVATIONS,
+            clear=clear,
         )
     found = quantile(observed.bounds, observed.counts, slo.quantile)
     if math.isnan(found.value):
@@ -344,6 +377,7 @@ def _objective(policy: Policy, evidence: Evidence, samples: Mapping[str, Sample]
         growth=value,
         shrink=1.0 if found.censored else value,
         driver=f"{label} {'>= ' if found.censored else ''}{found.value:.2f}s",
+        clear=clear,
     )
 
 

@@ -431,6 +431,7 @@ class Part:
         shrink_value: the same with pods without data, or still warming up, counted as loaded. None forbids shrinking.
         driver: which input binds and its reading, e.g. `kv_cache_usage 0.62`.
         gap: why the value, or only the `shrink_value`, is missing.
+        clear_value: what `clear` is held against where that is not the `shrink_value`: see `score._pace`.
     """
 
     name: str
@@ -439,6 +440,7 @@ class Part:
     shrink_value: float | None
     driver: str = ""
     gap: GapReason | None = None
+    clear_value: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

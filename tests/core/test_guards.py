@@ -110,6 +110,12 @@ def score(parts: dict[str, float | None] | None = None, **changes: Any) -> Score
     return Score(**{**values, **changes})
 
 
+def lumpy(clear: float) -> Score:
+    """Return a score whose latency is at its worst, but `clear` where it alone would hold a shrink."""
+    found = score({"latency": 1.0})
+    return replace(found, parts=(*found.parts[:2], replace(found.part("latency"), clear_value=clear)))
+
+
 def tick(*, current: int = 4, target: dict[str, Any] | None = None, **changes: Any) -> Tick:
     """Return all that a guard may look at: four calm replicas, unless said otherwise."""
     world = World(POLICY, current)
@@ -424,6 +430,8 @@ def test_check_rebound_below_the_last_one() -> None:
         pytest.param({"score": score(dict.fromkeys(CALM, 0.41))}, Reason.HELD_HYSTERESIS, id="above-it"),
         pytest.param({"score": score({"latency": 0.95})}, Reason.HELD_HYSTERESIS, id="a-part-not-clear"),
         pytest.param({"score": score({"latency": 0.94})}, None, id="a-part-just-clear"),
+        pytest.param({"score": lumpy(0.94)}, None, id="a-tail-alone"),
+        pytest.param({"score": lumpy(0.95)}, Reason.HELD_HYSTERESIS, id="a-tail-and-a-mean-not-clear"),
         pytest.param({"score": score(memory_guard=0.5)}, Reason.MEMORY_GUARD, id="memory-tight"),
         pytest.param({"score": score(memory_guard=0.49)}, None, id="memory-not-so-tight"),
         pytest.param({"score": score(degraded=True)}, Reason.DEGRADED, id="objective-missed"),

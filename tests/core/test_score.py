@@ -14,6 +14,7 @@ from autoscaler.core.policy import (
     MemorySource,
     Policy,
     ReplicaBounds,
+    Sizing,
     Slo,
     Slos,
     TargetRef,
@@ -454,6 +455,25 @@ class TestLatencyFromHistograms:
         found = part(self.world(2.0), "latency")
         assert found.value == pytest.approx((1.99 / 2.5 - 0.5) / 0.5)
         assert found.driver == "ttft p99 1.99s"
+
+    @pytest.mark.parametrize(
+        ("changes", "itl_s", "ttft_s", "clear"),
+        [
+            pytest.param({}, 0.02, 0.5, 0.0, id="the-tail-alone"),
+            pytest.param({}, 1.0, 0.5, 1.0, id="the-mean-too"),
+            pytest.param({}, 0.02, 4.0, 1.0, id="the-first-token"),
+            pytest.param({"sizing": Sizing.SCORE}, 0.02, 0.5, 1.0, id="sized-by-the-score"),
+        ],
+    )
+    def test_clear_by_the_mean_itl(self, changes: dict[str, Any], itl_s: float, ttft_s: float, clear: float) -> None:
+        world = World(replace(POLICY, slo=Slos(ttft=Slo(seconds=2.5), itl=Slo(seconds=1.0)), **changes), 1)
+        world.set(running=1.0, token_rate=100.0, request_rate=2.0, ttft_s=ttft_s, itl_s=itl_s)
+        world.run(70, apply=False)
+        # 100 of some 5600 tokens wait for 1.5 s: p99 is 1.4 s, and the mean 0.05 s where the others take 0.02.
+        world.set(token_rate=20.0, itl_s=1.5)
+        world.run(1, apply=False)
+        found = part(world, "latency")
+        assert (found.value, found.shrink_value, found.clear_value) == (1.0, 1.0, clear)
 
     def test_share(self) -> None:
         world = self.world(2.0, ttft=None, within=WithinSlo(seconds=1.5, metric="ttft"))
