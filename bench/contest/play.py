@@ -73,7 +73,7 @@ def play(task: Task) -> dict[str, object]:
     """Return the entry of the results: what ran, on what, with which values, and what came of it."""
     started = process_time()
     ground = Ground.of(BY_NAME[task.trace], task.path, seed=task.seed, scale=task.scale, hours=task.hours)
-    played = _play(task, ground)
+    played = answer(task, ground)
     figures: dict[str, object] | None = None
     if played.figures is not None:
         scored = Scored(
@@ -105,7 +105,8 @@ def play(task: Task) -> dict[str, object]:
     }
 
 
-def _play(task: Task, ground: Ground) -> Played:
+def answer(task: Task, ground: Ground) -> Played:
+    """Return what the policy of a task comes to on a ground, whatever trace the task names."""
     if task.policy == OURS or task.file is not None:
         return _ours(ground, task.file or shipped_policies() / "default.yaml")
     if task.policy in HINDSIGHT:
