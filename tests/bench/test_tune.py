@@ -1,0 +1,71 @@
+"""The search for rivals' values: the vendor's first, the same draws anywhere, logged, and it goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autoscaler.sim.traffic import Workload, load_workload
+from bench import tune
+from bench.rivals import RIVALS
+from bench.rivals.base import spans
+from bench.tune import Candidate, main, score
+from bench.tuning import Tuning
+
+
+def _steps(_: Path) -> Workload:
+    return load_workload("step:rps=3,to=9,hours=0.1,prompt=1500,output=30")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune by one workload of five minutes."""
+    one = Tuning(make=_steps, hours=(0.01, 0.09), profile="llama-3.1-70b-h100x4", ttft_s=2.0, itl_s=0.2)
+    monkeypatch.setattr(tune, "TUNINGS", {"small": one})
+
+
+def _search(folder: Path, *rivals: str, budget: int = 3) -> int:
+    places = ("--traces", str(folder), "--log", str(folder / "log.jsonl"), "--output", str(folder / "tuned.json"))
+    return main([*rivals, "--budget", str(budget), *places])
+
+
+@pytest.mark.usefixtures("small")
+def test_the_best_of_the_budget_is_written(tmp_path: Path) -> None:
+    assert _search(tmp_path, "hpa-queue", "kpa") == 0
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(entry["rival"], entry["number"]) for entry in log] == [
+        (r, n) for r in ("hpa-queue", "kpa") for n in range(3)
+    ]
+    tuned = json.loads((tmp_path / "tuned.json").read_text())
+    for rival, values in tuned.items():
+        best = min((entry for entry in log if entry["rival"] == rival), key=lambda entry: float(entry["score"]))
+        assert values == best["values"]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    assert _search(tmp_path, "hpa-queue") == 0
+    whole = log.read_text()
+    lines = whole.splitlines(keepends=True)
+    log.write_text("".join(lines[:2]) + lines[2][:30])
+    assert _search(tmp_path, "hpa-queue") == 0
+    assert log.read_text() == whole
+    assert _search(tmp_path, "hpa-queue", budget=2) == 0
+    assert log.read_text() == whole
+
+
+def test_candidates_are_drawn_from_their_spans_and_the_first_is_the_vendors() -> None:
+    for rival, settings in RIVALS.items():
+        assert Candidate(rival=rival, number=0, seed=1).values() == {}
+        drawn = Candidate(rival=rival, number=4, seed=1).values()
+        assert drawn == Candidate(rival=rival, number=4, seed=1).values()
+        allowed = spans(settings)
+        assert set(drawn) == set(allowed)
+        for name, value in drawn.items():
+            assert allowed[name].low <= value <= allowed[name].high
+
+
+def test_a_point_below_the_goal_weighs_as_much_as_the_fluid_bound() -> None:
+    assert score([0.995, 0.99], [1.4, 1.6]) == pytest.approx(1.5)
+    assert score([0.98, 0.98], [1.4, 1.6]) == pytest.approx(2.5)
