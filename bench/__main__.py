@@ -9,7 +9,7 @@ from rich.table import Table
 from bench import MissedError
 
 MODULES = ("parser", "decide", "trace", "engine", "start")
-ALONE = ("failover", "closed_loop", "autoscaling", "tuning")
+ALONE = ("failover", "closed_loop", "autoscaling", "tuning", "tune")
 """Have a command line and an exit code of their own."""
 
 

@@ -23,10 +23,10 @@ import numpy as np
 from autoscaler.errors import AutoscalerError
 from bench.contest.play import BY_VENDOR, GOAL, rival_figures, settled
 from bench.contest.results import commit
-from bench.contest.traces import Ground, Trace
+from bench.contest.traces import Ground
 from bench.rivals import RIVALS
 from bench.rivals.base import sample, spans
-from bench.tuning import TUNINGS, bed
+from bench.tuning import TUNINGS
 
 SHORT = 100.0
 """A point below the goal on all workloads weighs as much as GPU-hours of the fluid bound once more."""
@@ -77,10 +77,7 @@ def evaluate(candidate: Candidate, workloads: Sequence[str], folder: Path) -> di
 
 @lru_cache(maxsize=len(TUNINGS))
 def _ground(name: str, folder: Path, seed: int) -> Ground:
-    tuning = TUNINGS[name]
-    made = bed(tuning, folder, seed)
-    trace = Trace(name=name, text=name, file="", profile=tuning.profile, ttft_s=tuning.ttft_s, tpot_s=tuning.itl_s)
-    return Ground.made(trace, made.sample, made.duration_s, seed=seed, scale=tuning.scale)
+    return TUNINGS[name].ground(name, folder, seed)
 
 
 def main(arguments: Sequence[str]) -> int:

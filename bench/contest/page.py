@@ -235,10 +235,30 @@ def cheaper(match: Match) -> list[str]:
     ]
 
 
+def dearer(match: Match) -> list[str]:
+    """Return who attains more than our policy for more GPU-hours: another bargain, which may be the better one."""
+    ours = match.row(OURS)
+    if ours is None:
+        return []
+    return [
+        f"`{row.policy}` {_percent(row.mean('attainment'))} at {row.mean('gpu_hours') / ours.mean('gpu_hours'):.2f} x"
+        for row in match.rows
+        if row.mean("attainment") > ours.mean("attainment") + EQUAL and row.mean("gpu_hours") >= ours.mean("gpu_hours")
+    ]
+
+
 def _losses(played: Sequence[Match]) -> str:
     found = [f"* {_title(match)}: {loss}." for match in played for loss in losses(match) + cheaper(match)]
     nothing = "Nowhere in these: no policy attains as much for fewer GPU-hours, and none meets the goal for fewer."
-    return "\n".join(found) if found else nothing
+    more = [
+        f"* {_title(match)}, ours {_percent(ours.mean('attainment'))}: {', '.join(others)}."
+        for match in played
+        if (ours := match.row(OURS)) is not None and (others := dearer(match))
+    ]
+    lines = found or [nothing]
+    if more:
+        lines += ["", "More is attained for more, as a multiple of our GPU-hours:", "", *more]
+    return "\n".join(lines)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------

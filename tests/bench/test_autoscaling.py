@@ -12,7 +12,7 @@ import pytest
 from autoscaler.sim.workload import Lengths, requests, step
 from bench.autoscaling import Only, main
 from bench.contest import page
-from bench.contest.page import cheaper, losses, matches
+from bench.contest.page import cheaper, dearer, losses, matches
 from bench.contest.picture import Point, front, pareto
 from bench.contest.play import our_policy, settled
 from bench.contest.results import Entry, Spread, read
@@ -206,6 +206,11 @@ def test_losses_are_told(
     (match,) = matches([_entry("ours", *ours), _entry(*other)])
     assert bool(losses(match)) is lost
     assert bool(cheaper(match)) is undercut
+
+
+def test_who_attains_more_for_more_is_told() -> None:
+    (match,) = matches([_entry("ours", 0.992, 10.0), _entry("kpa", 0.999, 12.0), _entry("keda-in-flight", 0.98, 20.0)])
+    assert dearer(match) == ["`kpa` 99.90 % at 1.20 x"]
 
 
 def test_a_page_of_five_seeds_has_intervals() -> None:

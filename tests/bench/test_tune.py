@@ -20,7 +20,7 @@ def _steps(_: Path) -> Workload:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tune by one workload of five minutes."""
-    one = Tuning(make=_steps, hours=(0.01, 0.09), profile="llama-3.1-70b-h100x4", ttft_s=2.0, itl_s=0.2)
+    one = Tuning(make=_steps, hours=(0.01, 0.09), profile="llama-3.1-70b-h100x4", ttft_s=2.0, tpot_s=0.2)
     monkeypatch.setattr(tune, "TUNINGS", {"small": one})
 
 
