@@ -129,6 +129,7 @@ def _large(folder: Path) -> Workload:
 LARGE, MIDDLE, SMALL = "llama-3.1-70b-h100x4", "qwen3-32b-h100x2", "llama-3.1-8b-h100x1"
 TUNINGS = {
     "code": Tuning(make=_code, hours=(5.0, 17.0), profile=LARGE, ttft_s=2.0, tpot_s=0.2),
+    "code-day": Tuning(make=_code, hours=(0.0, 24.0), profile=LARGE, ttft_s=2.0, tpot_s=0.2),
     "code-x3": Tuning(make=_code, hours=(8.0, 16.0), profile=LARGE, ttft_s=2.0, tpot_s=0.2, scale=3.0),
     "conv": Tuning(make=_conv, hours=(8.0, 20.0), profile=LARGE, ttft_s=2.0, tpot_s=0.1),
     "conv-x4": Tuning(make=_conv, hours=(10.0, 16.0), profile=LARGE, ttft_s=2.0, tpot_s=0.1, scale=4.0),
