@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal
 export HYPOTHESIS_PROFILE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-fast lint format bench lock clean nightly bench-cluster cluster-tools test-cluster
+.PHONY: help install demo demo-cluster test test-fast lint format bench lock clean nightly bench-autoscaling bench-cluster cluster-tools test-cluster
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ bench: install ## Measure: parser, decide, replay, recording, start
 bench-cluster: install cluster-tools ## Measure on a real control plane: reaction beside a real HPA, and 200 failovers
 	$(BIN)/python -m bench reaction
 	$(BIN)/python -m bench failover
+
+bench-autoscaling: install ## Policies on request traces, simulated: make bench-autoscaling TRACES=dir (hours; resumable)
+	$(BIN)/python -m bench autoscaling --traces $(TRACES) --jobs 2 --resume docs/benchmark/results.jsonl --page docs/benchmark.md
 
 lock: ## Resolve the development environment again
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
