@@ -24,7 +24,7 @@ from autoscaler.loop import Parts, Supervisor
 from autoscaler.policy_file import load_policies, shipped_policies
 from autoscaler.sim.clock import VirtualClock
 from autoscaler.sim.fleet import RunSummary, Settings
-from autoscaler.sim.report import TickCollector, write_report
+from autoscaler.sim.report import TickCollector, percent, write_report
 from autoscaler.sim.scenario import Scenario, demo_scenario
 from autoscaler.sources.vllm import VllmSource
 from autoscaler.telemetry import Telemetry, configure_logging
@@ -143,13 +143,11 @@ async def _run(
 
 
 def _print_summary(console: Console, summary: RunSummary, collector: TickCollector, seconds: float) -> None:
-    attainment = summary.attainment
-    share = "-" if attainment is None else f"{100.0 * attainment:.2f} %"
     saved = 1.0 - summary.gpu_hours / summary.static_gpu_hours if summary.static_gpu_hours else 0.0
     acts = sum(row.acted_to is not None for row in collector.rows)
     console.print(
         f"\n[bold]{summary.duration_s / HOUR:g} simulated hours in {seconds:.0f} s[/]: {summary.requests:,} requests, "
-        f"{share} within their SLO, {summary.failed:,} failed; {acts} actions\n"
+        f"{percent(summary.attainment, 2)} within their SLO, {summary.failed:,} failed; {acts} actions\n"
         f"GPU-hours  {summary.gpu_hours:.0f}, against {summary.static_gpu_hours:.0f} for {summary.peak_replicas} "
         f"replicas all day ({100.0 * saved:.0f} % fewer). Simulated, not measured on GPUs.",
     )

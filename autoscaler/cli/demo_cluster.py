@@ -27,7 +27,7 @@ from autoscaler.core.memory import Memory
 from autoscaler.core.policy import Policy
 from autoscaler.errors import AutoscalerError
 from autoscaler.sim.fleet import HOUR, RunSummary
-from autoscaler.sim.report import TickCollector, TickRow, in_words, write_report
+from autoscaler.sim.report import TickCollector, TickRow, in_words, percent, write_report
 from autoscaler.sim.scenario import Event, Scenario, rush_scenario
 from autoscaler.testbed.api import ApiError
 from autoscaler.testbed.audit import Written, written
@@ -375,9 +375,9 @@ def judge(seen: Written, policy: Policy, credentials: list[str]) -> Findings:
 
 
 def _print_summary(console: Console, summary: RunSummary) -> None:
-    share = "-" if summary.attainment is None else f"{100.0 * summary.attainment:.2f} %"
     console.print(
-        f"\n[bold]{in_words(summary.duration_s)}[/]: {summary.requests:,} requests, {share} within their SLO, "
+        f"\n[bold]{in_words(summary.duration_s)}[/]: {summary.requests:,} requests, "
+        f"{percent(summary.attainment, 2)} within their SLO, "
         f"{summary.failed:,} failed; up to {summary.peak_replicas} replicas",
         soft_wrap=True,
     )
