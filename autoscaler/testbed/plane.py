@@ -446,22 +446,48 @@ async def new_plane(tools: Path | None = None, hpa_sync_s: float = HPA_SYNC_S) -
 
 
 def free_network() -> str:
-    """Return a network of loopback for the pods of one kubelet."""
+    """Return a network of loopback for the pods of one kubelet; it is this process' for as long as that lives."""
     (number,) = free_ports(1)
-    # A port is free for nobody else on this machine, and so is the network that its number spells.
     return f"127.{number >> 8}.{number & 255}.0/24"
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Return ports of 127.0.0.1 that nobody listens on, and that no other test bed is given while this process lives.
+
+    None of them is one that the kernel gives to outgoing connections: a server that starts again finds its port free.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = secrets.choice(PORTS_TO_GIVE)
+        if _is_free(port) and _take(port):
+            found.append(port)
+    return found
+
+
+PORTS_TO_GIVE = range(10_240, 32_768)
+"""Below where Linux begins to take the ports of outgoing connections from."""
+_TAKEN: dict[int, socket.socket] = {}
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _take(port: int) -> bool:
+    """Return whether a port is ours from now on. An abstract name of a socket has one owner, and goes with it."""
+    name = socket.socket(socket.AF_UNIX)
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+        name.bind(f"\0vllm-autoscaler/port/{port}")
+    except OSError:
+        name.close()
+        return False
+    _TAKEN[port] = name
+    return True
 
 
 async def _is_ready(api: Api) -> bool:
