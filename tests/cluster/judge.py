@@ -143,13 +143,17 @@ def _of_target(
         if line is None:
             yield f"{one.target} scaled without a decision: {one.seen} to {one.to}"
             continue
+        taken = sum(max(0, step.seen - step.to) for step, at in done if line["at"] - at["at"] < LEAVING_S)
         done.append((one, line))
-        yield from (f"{one.target}, {one.seen} to {one.to}: {why}" for why in _of_step(one, line, rules, blind))
+        yield from (f"{one.target}, {one.seen} to {one.to}: {why}" for why in _of_step(one, line, rules, blind, taken))
     for (_, before), (one, line) in pairwise(done):
         since_s = line["at"] - before["at"]
         passes = line["reason"] in TO_BOUNDS or (one.to > one.seen and line["reason"] in URGENT)
         if since_s < rules.cooldown_s - ROUNDING_S and not passes:
             yield f"{one.target}, {one.seen} to {one.to}: {since_s:.1f} s after the last step"
+
+
+LEAVING_S = 60.0
 
 
 def explanation(one: Scaling, lines: Iterable[Json]) -> Json | None:
@@ -164,15 +168,20 @@ def explanation(one: Scaling, lines: Iterable[Json]) -> Json | None:
     return max(fitting, key=lambda line: line["at"], default=None)
 
 
-def _of_step(one: Scaling, line: Json, rules: Rules, blind: Sequence[Blind]) -> Iterator[str]:
-    """Yield what is wrong with one step, given its grounds."""
+def _of_step(one: Scaling, line: Json, rules: Rules, blind: Sequence[Blind], taken: int) -> Iterator[str]:
+    """Yield what is wrong with one step, given its grounds.
+
+    Args:
+        taken: pods that earlier steps took. Where a watch was cut they may still be seen, and do not answer.
+    """
     if line["reason"] in TO_BOUNDS:
         return
     if abs(one.to - one.seen) > rules.step:
         yield f"a step of more than {rules.step}"
     if one.to > one.seen:
         return
-    if not is_sighted(line):
+    gone = line["gaps"].get("unreachable", {}).get("count", 0) if line["gaps"].keys() == {"unreachable"} else 0
+    if missing_parts(line) or (line["gaps"] and not 0 < gone <= taken):
         yield f"shrunk on missing data: {missing_parts(line) or line['gaps']}"
     if any(period.since < line["at"] < period.until for period in blind):
         yield f"shrunk while nothing was to be known: {line}"
