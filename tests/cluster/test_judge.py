@@ -142,3 +142,12 @@ def test_the_next_good_decision_ends_the_wait() -> None:
     assert intervals_until(lines, "ns/chat", 1.5, 2.0) == 3.75
     with pytest.raises(ValueError, match="no good decision"):
         intervals_until(lines, "ns/chat", 12.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("silent", "found"), [pytest.param(1, 0, id="the one taken"), pytest.param(2, 1, id="another")]
+)
+def test_the_page_of_a_pod_that_was_taken_may_be_missing(silent: int, found: int) -> None:
+    lines = [line(1.0, 4, 3), line(21.0, 3, 2, gaps={"unreachable": {"count": silent}})]
+    events = [event(1.1, 4, 3), event(21.1, 3, 2)]
+    assert len(complaints(events, lines, {"ns/chat": RULES}, [])) == found
