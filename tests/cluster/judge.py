@@ -4,6 +4,8 @@ Only the audit log says what was asked of the cluster, and a write that was refu
 line says on what grounds; each write has to be explained by one.
 """
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -89,6 +91,7 @@ def complaints(
     lines: Sequence[Json],
     rules: Mapping[str, Rules],
     blind: Sequence[Blind] = (),
+    ended: Mapping[str, float] | None = None,
 ) -> list[str]:
     """Return what a daemon did that it must not do; nothing where all was well.
 
@@ -97,6 +100,7 @@ def complaints(
         lines: its decision lines.
         rules: by `namespace/name`; any other Deployment is nobody's to scale.
         blind: of every target.
+        ended: when each pod went that is gone, by name [epoch s].
     """
     found: list[str] = []
     scalings: dict[str, list[Scaling]] = {}
@@ -113,7 +117,7 @@ def complaints(
             else:
                 scalings.setdefault(one.target, []).append(one)
     for target, asked in scalings.items():
-        found += _of_target(rules.get(target), sorted(asked, key=lambda one: one.at), lines, blind)
+        found += _of_target(rules.get(target), sorted(asked, key=lambda one: one.at), lines, blind, ended or {})
     return found
 
 
@@ -128,7 +132,11 @@ def is_write(event: AuditEvent) -> bool:
 
 
 def _of_target(
-    rules: Rules | None, asked: Sequence[Scaling], lines: Sequence[Json], blind: Sequence[Blind]
+    rules: Rules | None,
+    asked: Sequence[Scaling],
+    lines: Sequence[Json],
+    blind: Sequence[Blind],
+    ended: Mapping[str, float],
 ) -> Iterator[str]:
     if rules is None or rules.hands_off:
         yield from (f"{one.target} is not to be scaled: {one.seen} to {one.to}" for one in asked)
@@ -143,9 +151,8 @@ def _of_target(
         if line is None:
             yield f"{one.target} scaled without a decision: {one.seen} to {one.to}"
             continue
-        taken = sum(max(0, step.seen - step.to) for step, at in done if line["at"] - at["at"] < LEAVING_S)
         done.append((one, line))
-        yield from (f"{one.target}, {one.seen} to {one.to}: {why}" for why in _of_step(one, line, rules, blind, taken))
+        yield from (f"{one.target}, {one.seen} to {one.to}: {why}" for why in _of_step(one, line, rules, blind, ended))
     for (_, before), (one, line) in pairwise(done):
         since_s = line["at"] - before["at"]
         passes = line["reason"] in TO_BOUNDS or (one.to > one.seen and line["reason"] in URGENT)
@@ -153,7 +160,19 @@ def _of_target(
             yield f"{one.target}, {one.seen} to {one.to}: {since_s:.1f} s after the last step"
 
 
-LEAVING_S = 60.0
+PAGE_OF = re.compile(r"vllm \S+ (\S+):")
+ENDING_S = 1.0
+"""A pod's page goes a moment before the pod."""
+
+
+def _is_of_one_ended(line: Json, ended: Mapping[str, float]) -> bool:
+    """Return whether no reading was missing, or only the page of one pod that was gone by then."""
+    if not line["gaps"]:
+        return True
+    gap = line["gaps"].get("unreachable", {})
+    found = PAGE_OF.match(str(gap.get("first", "")))
+    only = len(line["gaps"]) == 1 and gap.get("count") == 1 and found is not None
+    return only and found is not None and ended.get(found[1], math.inf) <= line["at"] + ENDING_S
 
 
 def explanation(one: Scaling, lines: Iterable[Json]) -> Json | None:
@@ -168,11 +187,13 @@ def explanation(one: Scaling, lines: Iterable[Json]) -> Json | None:
     return max(fitting, key=lambda line: line["at"], default=None)
 
 
-def _of_step(one: Scaling, line: Json, rules: Rules, blind: Sequence[Blind], taken: int) -> Iterator[str]:
+def _of_step(
+    one: Scaling, line: Json, rules: Rules, blind: Sequence[Blind], ended: Mapping[str, float]
+) -> Iterator[str]:
     """Yield what is wrong with one step, given its grounds.
 
     Args:
-        taken: pods that earlier steps took. Where a watch was cut they may still be seen, and do not answer.
+        ended: when each pod went that is gone [epoch s]. Where a watch was cut one may still be seen, unanswering.
     """
     if line["reason"] in TO_BOUNDS:
         return
@@ -180,8 +201,7 @@ def _of_step(one: Scaling, line: Json, rules: Rules, blind: Sequence[Blind], tak
         yield f"a step of more than {rules.step}"
     if one.to > one.seen:
         return
-    gone = line["gaps"].get("unreachable", {}).get("count", 0) if line["gaps"].keys() == {"unreachable"} else 0
-    if missing_parts(line) or (line["gaps"] and not 0 < gone <= taken):
+    if missing_parts(line) or not _is_of_one_ended(line, ended):
         yield f"shrunk on missing data: {missing_parts(line) or line['gaps']}"
     if any(period.since < line["at"] < period.until for period in blind):
         yield f"shrunk while nothing was to be known: {line}"

@@ -145,9 +145,15 @@ def test_the_next_good_decision_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent", "found"), [pytest.param(1, 0, id="the one taken"), pytest.param(2, 1, id="another")]
+    ("count", "ended", "found"),
+    [
+        pytest.param(1, {"chat-a": 20.5}, 0, id="of one that was gone"),
+        pytest.param(1, {"chat-a": 25.0}, 1, id="of one that went later"),
+        pytest.param(1, {"chat-b": 20.5}, 1, id="of another"),
+        pytest.param(2, {"chat-a": 20.5}, 1, id="of two"),
+    ],
 )
-def test_the_page_of_a_pod_that_was_taken_may_be_missing(silent: int, found: int) -> None:
-    lines = [line(1.0, 4, 3), line(21.0, 3, 2, gaps={"unreachable": {"count": silent}})]
-    events = [event(1.1, 4, 3), event(21.1, 3, 2)]
-    assert len(complaints(events, lines, {"ns/chat": RULES}, [])) == found
+def test_a_page_that_is_missing(count: int, ended: dict[str, float], found: int) -> None:
+    gaps = {"unreachable": {"count": count, "first": "vllm * chat-a: Cannot connect to host 127.1.1.1:8000"}}
+    lines, events = [line(21.0, 3, 2, gaps=gaps)], [event(21.1, 3, 2)]
+    assert len(complaints(events, lines, {"ns/chat": RULES}, [], ended)) == found

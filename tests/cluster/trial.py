@@ -143,7 +143,12 @@ class Trial:
         daemons = [self.live] if self.dry is None else [self.live, self.dry]
         assert await asyncio.gather(*(daemon.end(signal.SIGTERM) for daemon in daemons)) == [0] * len(daemons)
         lines = self.live.of("decision")
-        assert_none(complaints(await self.requests(), lines, self.rules, self.blind))
+        ended = {
+            event.name: event.answered_at
+            for event in await self.place.plane.audit()
+            if (event.verb, event.resource, event.namespace) == ("delete", "pods", self.place.namespace) and event.wrote
+        }
+        assert_none(complaints(await self.requests(), lines, self.rules, self.blind, ended))
         assert_none(line for line in self.live.seen if line.get("kind") == "bug")
         for name in HANDS_OFF:
             # Else their silence says nothing.
