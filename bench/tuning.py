@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from autoscaler.sim.traffic import Sample, Workload, load_workload
-from autoscaler.sim.workload import HOUR, Lengths, Surge
+from autoscaler.sim.workload import HOUR, Surge
+from bench.contest.days import CHAT, another_day
 from bench.contest.play import OURS, POLICIES, Task, answer
 from bench.contest.traces import Ground, Trace
 from bench.rivals.base import Bounds
 
-DAY, WINDOW_S = 24 * HOUR, 600.0
+WINDOW_S = 600.0
 BOUNDS = Bounds(max=60)
 
 
@@ -72,19 +73,6 @@ def part(sample: Sample, first_s: float, last_s: float) -> Sample:
 # -- the workloads ---------------------------------------------------------------------------------------------------
 
 
-def another_day(curve: Path, day: int, share: float, lengths: Path | Lengths, surge: Surge | None = None) -> Workload:
-    """Return a day of a curve of several days, at a share of its rate."""
-    whole, factor = load_workload(str(curve)).rate, surge or Surge(at=0.0, duration_s=0.0, factor=1.0)
-    drawn = lengths if isinstance(lengths, Lengths) else load_workload(str(lengths)).recorded or Lengths()
-    return Workload(
-        name=f"{curve.name.partition('.')[0]}-{day}",
-        text=f"day {day} of {curve.name} at {share:.3g} of its rate",
-        duration_s=DAY,
-        rate=lambda at: share * whole(day * DAY + at) * factor(at),
-        lengths=drawn,
-    )
-
-
 def backwards(requests: Path, seed: int = 1) -> Workload:
     """Return a day with its ten-minute windows in reverse order; within each, lengths go to other requests."""
     forwards = load_workload(str(requests))
@@ -120,10 +108,8 @@ def _reasoning(folder: Path) -> Workload:
 
 
 def _large(folder: Path) -> Workload:
-    # As published, means and medians of 771 and 321 tokens in, 85 and 40 out: sigma^2 = 2 ln(mean / median).
-    lengths = Lengths(prompt=771.0, output=85.0, prompt_sigma=1.32, output_sigma=1.23, longest_prompt=8_000)
     surge = Surge(at=13.5 * HOUR, duration_s=WINDOW_S, factor=8.0, ramp_s=60.0)
-    return another_day(folder / "rates" / "servegen_mlarge_10min.csv.gz", 2, 1 / 34, lengths, surge)
+    return another_day(folder / "rates" / "servegen_mlarge_10min.csv.gz", 2, 1 / 34, CHAT, surge)
 
 
 LARGE, MIDDLE, SMALL = "llama-3.1-70b-h100x4", "qwen3-32b-h100x2", "llama-3.1-8b-h100x1"

@@ -145,6 +145,7 @@ def write(path: Path, entries: Sequence[Entry], *, law_final: bool = False) -> N
     text = Template(Path(__file__).with_name("page.md").read_text()).substitute(
         preliminary=_preliminary(played, law_final),
         losses=_losses(played),
+        kept_back=_kept_back(played),
         matches="\n".join(line for match in played for line in _match(match, folder.name)),
         first_token=_first_token(played),
         useful=_useful(played),
@@ -187,10 +188,19 @@ def preliminary(played: Sequence[Match], law_final: bool) -> list[str]:
         why.append("the rivals run with their vendors' values, untuned")
     if len({match.scale for match in played}) < 2:
         why.append("one size of fleet")
-    missing = [trace.name for trace in TRACES if trace.name not in {match.trace for match in played}]
-    if missing:
+    if missing := _not_run(played, kept_back=False):
         why.append(f"not run: {', '.join(missing)}")
     return why
+
+
+def _not_run(played: Sequence[Match], *, kept_back: bool) -> list[str]:
+    ran = {match.trace for match in played}
+    return [trace.name for trace in TRACES if trace.kept_back is kept_back and trace.name not in ran]
+
+
+def _kept_back(played: Sequence[Match]) -> str:
+    missing = [f"`{name}`" for name in _not_run(played, kept_back=True)]
+    return f" Not run, since their files are kept back for a last look: {' and '.join(missing)}." if missing else ""
 
 
 def _preliminary(played: Sequence[Match], law_final: bool) -> str:

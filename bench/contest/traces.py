@@ -12,6 +12,7 @@ from autoscaler.cli.study import START_LOAD, starting_replicas
 from autoscaler.sim.profile import Profile
 from autoscaler.sim.profiles import profile
 from autoscaler.sim.traffic import Sample, Workload, load_workload
+from bench.contest.days import CHAT, Day
 from bench.oracle import fluid_gpu_hours
 from bench.rivals import capacity
 from bench.rivals.base import Bounds
@@ -24,15 +25,18 @@ ROOM = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A file of requests and the service that answers it.
+    """Requests and the service that answers them.
 
     Args:
         name, text: for people.
         file: its name in the folder, without `.csv` or `.csv.gz`.
         profile: name of the model and hardware.
         ttft_s, tpot_s: objectives.
-        bounds: replicas; None for as many as `ROOM` gives.
+        day: of the file, where that is a rate curve; None for a file of requests.
+        bounds: replicas at scale 1; None for as many as `ROOM` gives.
         cold_start_s: where it is not the profile's.
+        grid_s: the file's arrivals are rounded down to multiples of it: they are spread over it, once for all seeds.
+        kept_back: its file is kept for a last look; the benchmark is whole without it.
     """
 
     name: str
@@ -41,13 +45,21 @@ class Trace:
     profile: str
     ttft_s: float
     tpot_s: float
+    day: Day | None = None
     bounds: Bounds | None = None
     cold_start_s: float | None = None
+    grid_s: float = 0.0
+    kept_back: bool = False
 
     def path(self, folder: Path) -> Path | None:
         """Return its file in the folder; None where there is none."""
         found = (folder / f"{self.file}{suffix}" for suffix in (".csv.gz", ".csv"))
         return next((path for path in found if path.exists()), None)
+
+    def workload(self, path: Path) -> Workload:
+        """Return what its file holds."""
+        workload = load_workload(str(path)) if self.day is None else self.day.of(path)
+        return _off_grid(workload, self.grid_s) if self.grid_s > 0.0 else workload
 
     def hardware(self) -> Profile:
         """Return the profile of a replica."""
@@ -55,6 +67,10 @@ class Trace:
         return one if self.cold_start_s is None else replace(one, cold_start_s=self.cold_start_s)
 
 
+SURGES = (
+    "a day of chat, prompts of 771 tokens, answers of 85, made of day 9 of the published rate curve at a 33rd of it: "
+    "5.8 requests/s, and 3.3 times as many from one ten minutes to the next in the evening"
+)
 TRACES: Sequence[Trace] = (
     Trace(
         name="code",
@@ -82,11 +98,30 @@ TRACES: Sequence[Trace] = (
     ),
     Trace(
         name="mlarge",
+        text=f"{SURGES}; a small model",
+        file="rates/servegen_mlarge_10min",
+        day=Day(number=9, share=1 / 33, lengths=CHAT),
+        profile="llama-3.1-8b-h100x1",
+        ttft_s=0.5,
+        tpot_s=0.05,
+    ),
+    Trace(
+        name="mlarge-32b",
+        text=f"{SURGES}; a model of middling size",
+        file="rates/servegen_mlarge_10min",
+        day=Day(number=9, share=1 / 33, lengths=CHAT),
+        profile="qwen3-32b-h100x2",
+        ttft_s=2.0,
+        tpot_s=0.1,
+    ),
+    Trace(
+        name="mlarge-48h",
         text="two days of a chat model, near idle for hours, with a surge to eleven times the mean",
         file="servegen_mlarge_48h",
         profile="qwen3-32b-h100x2",
         ttft_s=2.0,
         tpot_s=0.1,
+        kept_back=True,
     ),
     Trace(
         name="code-2023",
@@ -95,6 +130,7 @@ TRACES: Sequence[Trace] = (
         profile="llama-3.1-70b-h100x4",
         ttft_s=2.0,
         tpot_s=0.2,
+        bounds=Bounds(max=16),  # its bursts last seconds: what ten minutes take on average says little
     ),
     Trace(
         name="conv-2023",
@@ -103,6 +139,7 @@ TRACES: Sequence[Trace] = (
         profile="llama-3.1-8b-h100x1",
         ttft_s=0.5,
         tpot_s=0.05,
+        kept_back=True,
     ),
     Trace(
         name="mooncake",
@@ -111,6 +148,7 @@ TRACES: Sequence[Trace] = (
         profile="llama-3.1-70b-h100x4",
         ttft_s=15.0,
         tpot_s=0.1,
+        grid_s=3.0,
     ),
     Trace(
         name="ramp",
@@ -153,9 +191,11 @@ class Ground:
     @classmethod
     def of(cls, trace: Trace, path: Path, *, seed: int, scale: float = 1.0, hours: float | None = None) -> "Ground":
         """Return it; the same arguments make the same one in any process."""
-        workload = _workload(path)
+        workload = _workload(trace, path)
         if hours is not None:
             workload = workload.first(hours * HOUR)
+        if trace.bounds is not None:
+            trace = replace(trace, bounds=scaled(trace.bounds, scale))
         return cls.made(trace, workload.draw(seed, scale), workload.duration_s, seed=seed, scale=scale)
 
     @classmethod
@@ -182,9 +222,21 @@ class Ground:
         )
 
 
+def _off_grid(workload: Workload, grid_s: float) -> Workload:
+    if (sample := workload.recorded) is None:
+        return workload
+    arrival = sample.arrival + np.random.default_rng(0).uniform(0.0, grid_s, len(sample))
+    return replace(workload, recorded=replace(sample, arrival=np.minimum(np.sort(arrival), workload.duration_s)))
+
+
 @lru_cache(maxsize=1)
-def _workload(path: Path) -> Workload:
-    return load_workload(str(path))
+def _workload(trace: Trace, path: Path) -> Workload:
+    return trace.workload(path)
+
+
+def scaled(bounds: Bounds, scale: float) -> Bounds:
+    """Return bounds for so many times the traffic; at least one replica."""
+    return Bounds(min=max(1, round(bounds.min * scale)), max=max(1, round(bounds.max * scale)))
 
 
 def _most(busy: list[float]) -> int:

@@ -120,6 +120,36 @@ def test_all_policies_get_the_same_objectives_and_bounds(folder: Path) -> None:
         assert values.get("profile", ground.profile) == ground.profile, name
 
 
+def test_a_day_is_made_of_a_curve(tmp_path: Path) -> None:
+    curve = tmp_path / "rates" / "servegen_mlarge_10min.csv"
+    curve.parent.mkdir()
+    rates = (f"{ten * 600},{330 if ten >= 9 * 144 else 33}" for ten in range(10 * 144))
+    curve.write_text("\n".join(["t_s,rps", *rates]))
+    trace = BY_NAME["mlarge"]
+    assert trace.path(tmp_path) == curve
+    once, again = (Ground.of(trace, curve, seed=0, scale=2.0, hours=0.1) for _ in range(2))
+    assert len(once.sample) == pytest.approx(20 * 360, rel=0.2)  # day 9 has 330 requests/s, a 33rd of it is 10
+    assert np.array_equal(once.sample.arrival, again.sample.arrival)
+    assert not np.array_equal(once.sample.arrival, Ground.of(trace, curve, seed=1, scale=2.0, hours=0.1).sample.arrival)
+
+
+def test_arrivals_on_a_grid_are_spread(folder: Path) -> None:
+    path = folder / "mooncake.csv"
+    path.write_text(
+        "arrival_s,input_tokens,output_tokens\n" + "".join(f"{3 * (row // 9)},99,9\n" for row in range(900))
+    )
+    arrivals = BY_NAME["mooncake"].workload(path).draw(0).arrival
+    assert np.all(np.diff(arrivals) >= 0.0)
+    assert np.array_equal(arrivals // 3.0, np.arange(900) // 9)
+    assert len(np.unique(arrivals)) == 900
+
+
+def test_published_bounds_grow_with_the_traffic(folder: Path) -> None:
+    path = folder / "azure2023_code.csv"
+    bounds = [Ground.of(BY_NAME["ramp"], path, seed=0, scale=scale).bounds for scale in (1.0, 4.0)]
+    assert bounds == [Bounds(min=3, max=8), Bounds(min=12, max=32)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -7,7 +7,8 @@ import pytest
 
 from autoscaler.policy_file import shipped_policies
 from autoscaler.sim.workload import HOUR, Lengths, Surge
-from bench.tuning import Tuning, another_day, backwards, part, row
+from bench.contest.days import another_day
+from bench.tuning import Tuning, backwards, part, row
 
 SHORT = Lengths(prompt=400.0, output=40.0, longest_prompt=2_000, longest_output=200)
 
