@@ -20,9 +20,10 @@ from rich.console import Console
 
 from autoscaler.errors import AutoscalerError
 from bench.contest.page import write
-from bench.contest.play import BY_VENDOR, POLICIES, TUNED, Task, play
+from bench.contest.play import BY_VENDOR, OURS, POLICIES, TUNED, Task, play
 from bench.contest.results import Entry, append, commit, read
 from bench.contest.traces import TRACES
+from bench.contest.variants import ABLATIONS, SWEEP
 
 RESULTS = Path("bench/results/autoscaling.jsonl")
 Tuned = Mapping[str, Mapping[str, float]]
@@ -65,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hours", type=float, help="Only the beginning of each trace.")
     parser.add_argument("--jobs", type=int, default=1, help="Processes.")
     parser.add_argument("--policy", type=Path, action="append", default=[], help="Another policy file to run as well.")
-    parser.add_argument("--tuned", type=Path, help="JSON of rivals' values, by name: these run as well.")
+    parser.add_argument("--tuned", type=Path, help="JSON of values, of rivals or ours, by name: these run as well.")
+    parser.add_argument("--sweep", action="store_true", help="The default policy with other margins as well.")
+    parser.add_argument("--ablations", action="store_true", help="And without each of its elements.")
     parser.add_argument("--resume", type=Path, default=RESULTS, metavar="FILE", help="The results.")
     parser.add_argument("--again", type=Only.of, action="append", metavar="TRACES/POLICIES", help="Repeat these.")
     parser.add_argument("--page", type=Path, help="Write the page of all results here, pictures beside it.")
@@ -91,6 +94,7 @@ def tasks(chosen: argparse.Namespace) -> list[Task]:
     """Return what is asked for, the runs on the same file together. Raises ValueError when that is nothing."""
     only = chosen.only or [Only.of("*")]
     tuned = _tuned(chosen.tuned)
+    variants = [*(SWEEP if chosen.sweep else ()), *(ABLATIONS if chosen.ablations else ())]
     files = {path.stem: path.resolve() for path in chosen.policy}
     found = [
         Task(
@@ -106,7 +110,7 @@ def tasks(chosen: argparse.Namespace) -> list[Task]:
         for trace in TRACES
         if (path := trace.path(chosen.traces)) is not None
         for scale, seed in product(chosen.scales, range(chosen.seeds))
-        for policy in (*POLICIES, *files, *tuned)
+        for policy in (*POLICIES, *variants, *files, *tuned)
         if _asked(only, trace.name, policy)
     ]
     if not found:
@@ -116,11 +120,11 @@ def tasks(chosen: argparse.Namespace) -> list[Task]:
 
 
 def _tuned(path: Path | None) -> dict[str, dict[str, float]]:
-    """Return the tuned rivals by the names they go by. Raises ValueError for one that is not known."""
+    """Return the tuned policies by the names they go by. Raises ValueError for one that is not known."""
     if path is None:
         return {}
     values: Tuned = json.loads(path.read_text())
-    unknown = sorted(set(values) - set(BY_VENDOR))
+    unknown = sorted(set(values) - {OURS, *BY_VENDOR})
     if unknown:
         raise ValueError(f"{path}: no such rival: {', '.join(unknown)}")
     return {name + TUNED: dict(own) for name, own in values.items()}

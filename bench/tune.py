@@ -1,10 +1,11 @@
-"""Random search for a rival's values, on other days than those that are reported: the same budget for each.
+"""Random search for values, on other days than those that are reported: the same budget for each rival, and for ours.
 
-    python -m bench tune RIVAL... --budget 20 --traces DIR [--log tune.jsonl] [--output tuned.json]
+    python -m bench tune RIVAL|ours... --budget 20 --traces DIR [--log tune.jsonl] [--output tuned.json]
 
-The vendor's values are the first candidate; each other one draws every value that may be tuned. The score, lower is
-better, is the mean over the workloads of GPU-hours over the fluid bound, plus `SHORT` for each share of attainment that
-is missing to the goal. Each candidate is logged as it ends, and not run again when the log has it.
+The vendor's values, for ours the shipped ones, are the first candidate; each other one draws every value that may be
+tuned. The score, lower is better, is the mean over the workloads of GPU-hours over the fluid bound, plus `SHORT` for
+each share of attainment that is missing to the goal. Each candidate is logged as it ends, and not run again when the
+log has it.
 """
 
 import argparse
@@ -21,21 +22,24 @@ import joblib
 import numpy as np
 
 from autoscaler.errors import AutoscalerError
-from bench.contest.play import BY_VENDOR, GOAL, rival_figures, settled
+from autoscaler.sim.run import Figures
+from bench.contest.play import BY_VENDOR, DEFAULT, GOAL, OURS, our_run, rival_run, settled, the_policy
 from bench.contest.results import commit
 from bench.contest.traces import Ground
+from bench.contest.variants import drawn, overlaid
 from bench.rivals import RIVALS
 from bench.rivals.base import sample, spans
 from bench.tuning import TUNINGS
 
 SHORT = 100.0
 """A point below the goal on all workloads weighs as much as GPU-hours of the fluid bound once more."""
+TUNABLE = (OURS, *BY_VENDOR)
 LOG, TUNED = Path("bench/results/tune.jsonl"), Path("bench/results/tuned.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One set of values of a rival: the vendor's is number 0."""
+    """One set of values of a rival, or of our policy: number 0 is the vendor's, or the shipped one."""
 
     rival: str
     number: int
@@ -45,9 +49,18 @@ class Candidate:
         """Return its values; none where they are the vendor's."""
         if self.number == 0:
             return {}
+        rng = np.random.default_rng([self.seed, self.number])
+        if self.rival == OURS:
+            return drawn(rng)
         settings = RIVALS[self.rival]
-        drawn = sample(settings, np.random.default_rng([self.seed, self.number]))
-        return {name: float(getattr(drawn, name)) for name in spans(settings)}
+        changed = sample(settings, rng)
+        return {name: float(getattr(changed, name)) for name in spans(settings)}
+
+    def run(self, ground: Ground) -> Figures:
+        """Return what it comes to."""
+        if self.rival == OURS:
+            return our_run(ground, overlaid(the_policy(DEFAULT), self.values())).figures
+        return rival_run(ground, settled(RIVALS[self.rival], ground, self.values()).build()).figures
 
 
 def score(attained: Sequence[float], over_fluid: Sequence[float]) -> float:
@@ -60,7 +73,7 @@ def evaluate(candidate: Candidate, workloads: Sequence[str], folder: Path) -> di
     values, attained, over_fluid = candidate.values(), [], []
     for name in workloads:
         ground = _ground(name, folder, candidate.seed)
-        figures = rival_figures(ground, settled(RIVALS[candidate.rival], ground, values).build())
+        figures = candidate.run(ground)
         attained.append(figures.attainment or 0.0)
         over_fluid.append(figures.gpu_hours / ground.fluid_gpu_hours)
     return {
@@ -83,7 +96,7 @@ def _ground(name: str, folder: Path, seed: int) -> Ground:
 def main(arguments: Sequence[str]) -> int:
     """Search, write the best values of each rival, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench tune")
-    parser.add_argument("rivals", nargs="+", choices=BY_VENDOR, metavar="RIVAL")
+    parser.add_argument("rivals", nargs="+", choices=TUNABLE, metavar="RIVAL")
     parser.add_argument("--budget", type=int, default=20, help="Candidates of each, the vendor's values among them.")
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=TUNINGS, default=list(TUNINGS))
@@ -105,7 +118,7 @@ def _search(chosen: argparse.Namespace) -> None:
     every = [
         Candidate(rival=rival, number=number, seed=chosen.seed)
         for rival in chosen.rivals
-        for number in range(chosen.budget if spans(RIVALS[rival]) else 1)
+        for number in range(chosen.budget if rival == OURS or spans(RIVALS[rival]) else 1)
     ]
     workloads, folder, version = tuple(chosen.only), chosen.traces.resolve(), commit()
     todo = [one for one in every if (one.rival, one.number, one.seed, workloads) not in done]

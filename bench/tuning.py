@@ -153,9 +153,10 @@ def row(ground: Ground, policy: str) -> list[str]:
     file = None if policy in POLICIES else Path(policy)
     name = policy if file is None else file.stem
     task = Task(trace=ground.trace.name, policy=name, path=Path(), seed=ground.seed, file=file)
-    figures = answer(task, ground).figures
-    if figures is None:
-        return ["-"] * 5
+    came = answer(task, ground).came
+    if came is None:
+        return ["-"] * 6
+    figures = came.figures
     share, worst = figures.attainment or 0.0, figures.worst_ten_minutes or 0.0
     times = figures.gpu_hours / ground.fluid_gpu_hours
     cells = (100 * share, figures.gpu_hours, times, 100 * worst, figures.reversals_per_hour)

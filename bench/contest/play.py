@@ -19,6 +19,8 @@ from autoscaler.sim.report import TickRow
 from autoscaler.sim.run import Figures, Setting, run
 from autoscaler.sim.scored import Scored
 from bench.contest.traces import BY_NAME, HOUR, Ground
+from bench.contest.variants import VARIANTS, Changes, Variant, overlaid, spelled
+from bench.contest.watch import Provision, Watch, provision
 from bench.oracle import Planned, achievable
 from bench.rivals import RIVALS
 from bench.rivals.base import Rival, Settings
@@ -36,6 +38,7 @@ LATE_START = 0.8
 HINDSIGHT = ("oracle", "static-peak", "static-mean")
 OURS = "ours"
 BY_VENDOR = tuple(name for name in RIVALS if name != "static")
+DEFAULT = shipped_policies() / "default.yaml"
 POLICIES = (OURS, *HINDSIGHT, *BY_VENDOR)
 
 
@@ -47,8 +50,8 @@ class Task:
         trace, policy: names; a policy of a file goes by the file's name.
         path: the trace's file.
         hours: only its beginning; None for all of it.
-        file: of a policy of this product; None for the shipped default, or for a rival.
-        tuned: values of a rival that are not its vendor's.
+        file: of a policy of this product; None for the shipped default or a variant of it, or for a rival.
+        tuned: values of a rival that are not its vendor's; of ours that are not the default's.
     """
 
     trace: str
@@ -62,10 +65,18 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What a policy came to: its figures, None where no plan attains, and the values that it went by."""
+class Came:
+    """What came of a run: its figures, and what was there against what was needed."""
 
-    figures: Figures | None
+    figures: Figures
+    provision: Provision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a policy came to, None where no plan attains, and the values that it went by."""
+
+    came: Came | None
     settings: Mapping[str, object]
 
 
@@ -75,11 +86,12 @@ def play(task: Task) -> dict[str, object]:
     ground = Ground.of(BY_NAME[task.trace], task.path, seed=task.seed, scale=task.scale, hours=task.hours)
     played = answer(task, ground)
     figures: dict[str, object] | None = None
-    if played.figures is not None:
+    if played.came is not None:
         scored = Scored(
-            policy=task.policy, seed=task.seed, hours=ground.duration_s / HOUR, figures=played.figures
+            policy=task.policy, seed=task.seed, hours=ground.duration_s / HOUR, figures=played.came.figures
         ).to_document()
         figures = {name: value for name, value in scored.items() if name not in ("policy", "seed")}
+        figures.update(played.came.provision.to_document())
     return {
         "trace": task.trace,
         "policy": task.policy,
@@ -107,13 +119,13 @@ def play(task: Task) -> dict[str, object]:
 
 def answer(task: Task, ground: Ground) -> Played:
     """Return what the policy of a task comes to on a ground, whatever trace the task names."""
-    if task.policy == OURS or task.file is not None:
-        return _ours(ground, task.file or shipped_policies() / "default.yaml")
+    name = task.policy.removesuffix(TUNED)
+    if name == OURS or name in VARIANTS or task.file is not None:
+        return _ours(ground, task.file or DEFAULT, VARIANTS.get(name), task.tuned or {})
     if task.policy in HINDSIGHT:
         return {"oracle": _oracle, "static-peak": _static_peak, "static-mean": _static_mean}[task.policy](ground)
-    name = task.policy.removesuffix(TUNED)
     settings = settled(RIVALS[name], ground, task.tuned or {})
-    return Played(figures=rival_figures(ground, settings.build()), settings=_shown(settings))
+    return Played(came=rival_run(ground, settings.build()), settings=_shown(settings))
 
 
 TUNED = " tuned"
@@ -123,18 +135,42 @@ TUNED = " tuned"
 # -- ours ------------------------------------------------------------------------------------------------------------
 
 
-def our_policy(ground: Ground, file: Path) -> Policy:
-    """Return the policy of a file with the trace's objectives and the bounds that hold for all."""
-    policy = next(iter(load_policies([file]).policies.values()))
+def our_policy(ground: Ground, policy: Policy) -> Policy:
+    """Return a policy with the trace's objectives and the bounds that hold for all."""
     bounds = replace(policy.replicas, min=ground.bounds.min, max=ground.bounds.max)
     policy = replace(policy, replicas=bounds)
     return with_objectives(policy, {"ttft": ground.trace.ttft_s, "itl": ground.trace.tpot_s})
 
 
-def _ours(ground: Ground, file: Path) -> Played:
-    policy = our_policy(ground, file)
-    done = run(policy, ground.sample.requests(), _setting(ground, ground.replicas))
-    return Played(figures=done.figures, settings={"file": file.name})
+def the_policy(file: Path) -> Policy:
+    """Return the policy of a file."""
+    return next(iter(load_policies([file]).policies.values()))
+
+
+def our_run(ground: Ground, policy: Policy) -> Came:
+    """Return what a policy of this product comes to."""
+    setting = _setting(ground, ground.replicas)
+    watch = Watch(setting.epoch)
+    done = run(our_policy(ground, policy), ground.sample.requests(), setting, reports=(watch,))
+    return Came(figures=done.figures, provision=_provision(ground, watch))
+
+
+def _ours(ground: Ground, file: Path, variant: Variant | None, tuned: Changes) -> Played:
+    policy = the_policy(file)
+    changes = {**(variant.changes(policy) if variant is not None else {}), **tuned}
+    settings = {"file": file.name, **{spelled(path): value for path, value in changes.items()}}
+    return Played(came=our_run(ground, overlaid(policy, changes)), settings=settings)
+
+
+def _provision(ground: Ground, watch: Watch) -> Provision:
+    return provision(
+        watch,
+        np.array(ground.busy),
+        ground.sample.arrival,
+        duration_s=ground.duration_s,
+        bounds=ground.bounds,
+        gpus=ground.profile.gpus,
+    )
 
 
 def _setting(ground: Ground, replicas: int) -> Setting:
@@ -167,17 +203,17 @@ def settled(settings: Settings, ground: Ground, tuned: Mapping[str, float]) -> S
     return calibrated(changed, ground.profile) if isinstance(changed, TokenAwareSettings) else changed
 
 
-def rival_figures(ground: Ground, rival: Rival, *, replicas: int | None = None) -> Figures:
+def rival_run(ground: Ground, rival: Rival, *, replicas: int | None = None) -> Came:
     """Return what a rival comes to, from the ground's replicas on or from others."""
     setting = _setting(ground, ground.replicas if replicas is None else replicas)
-    policy = our_policy(ground, shipped_policies() / "default.yaml")  # for the fleet's name alone
-    counted = Counted(ground.sample.requests())
-    fleet = setting.make_fleet(policy, counted)
+    counted, watch = Counted(ground.sample.requests()), Watch(0.0)
+    fleet = setting.make_fleet(the_policy(DEFAULT), counted)  # the policy's name alone counts
     noted = Noted(rival)
-    asyncio.run(drive(fleet, noted, counted, ground.duration_s))
+    asyncio.run(drive(fleet, noted, counted, ground.duration_s, note=watch.note))
     fleet.finish()
     summary = fleet.summary(ttft_s=ground.trace.ttft_s, tpot_s=ground.trace.tpot_s)
-    return Figures.of(summary, fleet.ledger, noted.rows)
+    figures = Figures.of(summary, fleet.ledger, noted.rows)
+    return Came(figures=figures, provision=_provision(ground, watch))
 
 
 class Noted:
@@ -231,22 +267,22 @@ def _plain(value: object) -> object:
 # -- in hindsight ----------------------------------------------------------------------------------------------------
 
 
-def _static(ground: Ground, replicas: int) -> Figures:
+def _static(ground: Ground, replicas: int) -> Came:
     rival = StaticSettings(replicas=replicas, bounds=ground.bounds).build()
-    return rival_figures(ground, rival, replicas=replicas)
+    return rival_run(ground, rival, replicas=replicas)
 
 
 def _static_peak(ground: Ground) -> Played:
     ran: _Remembered[int] = _Remembered(lambda replicas: _static(ground, replicas))
-    replicas = peak_size(lambda size: (ran(size).attainment or 0.0) >= GOAL, ground.bounds)
-    return Played(figures=ran(replicas), settings={"replicas": replicas, "goal": GOAL})
+    replicas = peak_size(lambda size: (ran(size).figures.attainment or 0.0) >= GOAL, ground.bounds)
+    return Played(came=ran(replicas), settings={"replicas": replicas, "goal": GOAL})
 
 
 def _static_mean(ground: Ground) -> Played:
     sample = ground.sample
     prefill, decode = request_work(ground.profile, sample.prompt.astype(np.float64), sample.output.astype(np.float64))
     replicas = mean_size(float(prefill.sum() + decode.sum()), ground.duration_s, ground.bounds)
-    return Played(figures=_static(ground, replicas), settings={"replicas": replicas})
+    return Played(came=_static(ground, replicas), settings={"replicas": replicas})
 
 
 def _oracle(ground: Ground) -> Played:
@@ -255,13 +291,13 @@ def _oracle(ground: Ground) -> Played:
     late = math.exp(LATE_START * setting.fleet.cold_start_sigma)
     lead_s = PENDING_S + late * one.cold_start_s + setting.fleet.probe_s + ROUTING_S
 
-    def carried_out(plan: tuple[int, ...]) -> Figures:
-        return rival_figures(ground, Planned(plan, lead_s=lead_s))
+    def carried_out(plan: tuple[int, ...]) -> Came:
+        return rival_run(ground, Planned(plan, lead_s=lead_s))
 
     ran: _Remembered[tuple[int, ...]] = _Remembered(carried_out)
     found = achievable(
         np.array(ground.busy),
-        lambda plan: ran(plan).attainment or 0.0,
+        lambda plan: ran(plan).figures.attainment or 0.0,
         goal=GOAL,
         start_s=lead_s + answer_s,
         bounds=ground.bounds,
@@ -269,18 +305,18 @@ def _oracle(ground: Ground) -> Played:
     )
     settings: dict[str, object] = {"goal": GOAL, "lead_s": round(lead_s, 1), "start_s": round(lead_s + answer_s, 1)}
     if found is None:
-        return Played(figures=None, settings=settings)
-    return Played(figures=ran(found.plan), settings={**settings, "theta": found.theta})
+        return Played(came=None, settings=settings)
+    return Played(came=ran(found.plan), settings={**settings, "theta": found.theta})
 
 
 class _Remembered(Generic[Key]):
     """Runs each size or plan once."""
 
-    def __init__(self, simulate: Callable[[Key], Figures]) -> None:
+    def __init__(self, simulate: Callable[[Key], Came]) -> None:
         self._simulate = simulate
-        self._known: dict[Key, Figures] = {}
+        self._known: dict[Key, Came] = {}
 
-    def __call__(self, key: Key) -> Figures:
+    def __call__(self, key: Key) -> Came:
         if key not in self._known:
             self._known[key] = self._simulate(key)
         return self._known[key]

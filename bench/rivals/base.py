@@ -53,6 +53,12 @@ class Span(NamedTuple):
     high: float
     log: bool
 
+    def draw(self, rng: np.random.Generator) -> float:
+        """Return a value of it."""
+        if self.log:
+            return math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+        return float(rng.uniform(self.low, self.high))
+
 
 def tuned(default: float | None, low: float, high: float, *, log: bool = False) -> Any:
     """Return a field of a settings class that a search may change, beside the vendor's value."""
@@ -71,12 +77,7 @@ def spans(settings: Settings) -> dict[str, Span]:
 
 def sample(settings: AnySettings, rng: np.random.Generator) -> AnySettings:
     """Return the settings with every value that may be tuned drawn from its span."""
-    drawn = {
-        name: math.exp(rng.uniform(math.log(span.low), math.log(span.high)))
-        if span.log
-        else float(rng.uniform(span.low, span.high))
-        for name, span in spans(settings).items()
-    }
+    drawn = {name: span.draw(rng) for name, span in spans(settings).items()}
     every: Any = settings
     changed: AnySettings = replace(every, **drawn)
     return changed

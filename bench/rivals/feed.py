@@ -2,10 +2,10 @@
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from autoscaler.core.types import Pod as FleetPod
-from autoscaler.core.types import PodPhase
+from autoscaler.core.types import PodPhase, TargetStatus
 from autoscaler.sim.engine import Engine, Request
 from autoscaler.sim.fleet import Fleet
 from autoscaler.sim.tally import Tally
@@ -113,11 +113,20 @@ def _histogram(tally: Tally) -> Histogram:
     return Histogram(bounds=(*tally.bounds, math.inf), counts=tuple(map(float, tally.cumulative())))
 
 
-async def drive(fleet: Fleet, rival: Rival, counted: Counted, duration_s: float, *, scrape_s: float = SCRAPE_S) -> None:
+async def drive(
+    fleet: Fleet,
+    rival: Rival,
+    counted: Counted,
+    duration_s: float,
+    *,
+    scrape_s: float = SCRAPE_S,
+    note: Callable[[float, TargetStatus], None] | None = None,
+) -> None:
     """Let a rival scale a fleet until `duration_s`: it is asked at its interval, and what it orders happens at once.
 
     Args:
         counted, scrape_s: as for `Feed`.
+        note: is told the time and what the fleet is, at least at every scrape.
     """
     feed = Feed(fleet, counted, scrape_s)
     tick, scrape = 0.0, 0.0
@@ -129,3 +138,5 @@ async def drive(fleet: Fleet, rival: Rival, counted: Counted, duration_s: float,
         if fleet.now >= tick:
             fleet.scale(rival.desired(fleet.now, await feed.view()))
             tick += rival.interval_s
+        if note is not None:
+            note(fleet.now, fleet.status())

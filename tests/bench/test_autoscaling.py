@@ -9,14 +9,19 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from autoscaler.core.policy import Policy
+from autoscaler.errors import PolicyError
+from autoscaler.policy_file import policy_to_plain
 from autoscaler.sim.workload import Lengths, requests, step
 from bench.autoscaling import Only, main
 from bench.contest import page
 from bench.contest.page import cheaper, dearer, losses, matches
 from bench.contest.picture import Point, front, pareto
-from bench.contest.play import our_policy, settled
+from bench.contest.play import DEFAULT, our_policy, settled, the_policy
 from bench.contest.results import Entry, Spread, read
 from bench.contest.traces import BY_NAME, Ground
+from bench.contest.variants import VARIANTS, overlaid
+from bench.oracle import THETAS
 from bench.rivals import RIVALS
 from bench.rivals.base import Bounds
 
@@ -51,6 +56,9 @@ def test_from_a_folder_of_traces_to_a_page(folder: Path, tmp_path: Path) -> None
         assert entry.figures["gpu_hours"] > entry.ground["fluid_gpu_hours"]
     for policy in ("oracle", "static-peak"):
         assert _figure(entries[policy], "attainment") >= 0.99
+    theta = THETAS.index(entries["oracle"].settings["theta"])
+    assert 0.0 < _share(entries["ours"], "under", theta) < 1.0
+    assert _share(entries["static-peak"], "over", theta) > 0.0
 
     text = made.read_text()
     assert text.startswith("> **PRELIMINARY")
@@ -101,10 +109,56 @@ def test_tuned_rivals_and_other_policies_run_beside(folder: Path, tmp_path: Path
     assert entries["other"].hours == 0.05
 
 
+def test_the_sweep_ablations_and_our_tuned_values_run_beside(folder: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned.json"
+    tuned.write_text(json.dumps({"ours": {"prediction.z_up": 2.0}}))
+    results = tmp_path / "results.jsonl"
+    wanted = ("--only", "ours margin x4,ours by score,ours tuned", "--sweep", "--ablations", "--tuned", str(tuned))
+    assert _run(folder, results, *wanted) == 0
+    entries = {entry.policy: entry for entry in read(results)}
+    assert entries["ours margin x4"].settings == {
+        "file": "default.yaml",
+        "prediction.zUp": pytest.approx(4.8),
+        "prediction.zKeep": pytest.approx(8.8),
+    }
+    assert entries["ours by score"].settings["sizing"] == "score"
+    assert entries["ours tuned"].settings["prediction.zUp"] == 2.0
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_another_policy(name: str) -> None:
+    policy = the_policy(DEFAULT)
+    changes = VARIANTS[name].changes(policy)
+    made = overlaid(policy, changes)
+    assert made != policy
+    assert overlaid(made, {path: _at(policy, path) for path in changes}) == policy
+    assert Only.of(name).has("code", name)
+
+
+def _at(policy: Policy, path: str) -> object:
+    value: object = policy_to_plain(policy)
+    for key in path.split("."):
+        assert isinstance(value, dict)
+        value = value[key]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        pytest.param({"prediction.z_up": 9.0}, "z_keep", id="above-keep"),
+        pytest.param({"prediction.zUp": 1.0}, "zUp", id="unknown"),
+    ],
+)
+def test_a_variant_must_be_a_policy(changes: dict[str, object], says: str) -> None:
+    with pytest.raises((ValueError, PolicyError), match=says):
+        overlaid(the_policy(DEFAULT), changes)
+
+
 def test_all_policies_get_the_same_objectives_and_bounds(folder: Path) -> None:
     trace = BY_NAME["code-2023"]
     ground = Ground.of(trace, folder / "azure2023_code.csv", seed=0, scale=2.0)
-    policy = our_policy(ground, Path("policies/default.yaml"))
+    policy = our_policy(ground, the_policy(DEFAULT))
     assert Bounds(min=policy.replicas.min, max=policy.replicas.max) == ground.bounds
     assert policy.slo.ttft is not None
     assert policy.slo.ttft.seconds == trace.ttft_s
@@ -281,6 +335,11 @@ def test_the_front_and_labels_of_a_picture() -> None:
     root = ElementTree.fromstring(pareto("crowd & more", crowd, fluid_gpu_hours=5.0, goal=0.99))
     labels = [element for element in root.iter() if (element.text or "").startswith("<")]
     assert len({(label.get("x"), label.get("y")) for label in labels}) == 12
+
+
+def _share(entry: Entry, name: str, place: int) -> float:
+    assert entry.figures is not None
+    return float(entry.figures[name][place])
 
 
 def _figure(entry: Entry, name: str) -> float:

@@ -7,6 +7,8 @@ import pytest
 
 from autoscaler.sim.traffic import Workload, load_workload
 from bench import tune
+from bench.contest.play import DEFAULT, the_policy
+from bench.contest.variants import SPANS, overlaid
 from bench.rivals import RIVALS
 from bench.rivals.base import spans
 from bench.tune import Candidate, main, score
@@ -40,6 +42,25 @@ def test_the_best_of_the_budget_is_written(tmp_path: Path) -> None:
     for rival, values in tuned.items():
         best = min((entry for entry in log if entry["rival"] == rival), key=lambda entry: float(entry["score"]))
         assert values == best["values"]
+
+
+@pytest.mark.usefixtures("small")
+def test_our_policy_is_searched_alike(tmp_path: Path) -> None:
+    assert _search(tmp_path, "ours", budget=2) == 0
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(entry["rival"], entry["number"]) for entry in log] == [("ours", 0), ("ours", 1)]
+    assert log[0]["values"] == {}
+    assert set(log[1]["values"]) == {*SPANS, "prediction.z_keep"}
+    assert json.loads((tmp_path / "tuned.json").read_text())["ours"] in [entry["values"] for entry in log]
+
+
+@pytest.mark.parametrize("number", range(1, 21))
+def test_every_candidate_of_ours_is_a_policy(number: int) -> None:
+    values = Candidate(rival="ours", number=number, seed=1).values()
+    made = overlaid(the_policy(DEFAULT), values)
+    assert made.prediction.z_up < made.prediction.z_keep
+    for path, span in SPANS.items():
+        assert span.low <= values[path] <= span.high
 
 
 @pytest.mark.usefixtures("small")
