@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "autoscaler"
-FILES = sorted(PACKAGE.rglob("*.py"))
+# It runs inside vLLM, under a name of its own.
+PLUGIN = sorted((PACKAGE / "vllm_plugin").rglob("*.py"))
+FILES = sorted(set(PACKAGE.rglob("*.py")) - set(PLUGIN))
 CORE = sorted((PACKAGE / "core").rglob("*.py"))
 IMPURE = frozenset(
     {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "shutil", "signal", "socket", "ssl"}
@@ -84,6 +86,18 @@ def test_rooms_import_only_the_core_and_the_ports(file: Path) -> None:
     for module in imports(file):
         if module.split(".")[0] == "autoscaler":
             assert room(module) in allowed, f"{file.relative_to(PACKAGE)} imports {module}"
+
+
+@pytest.mark.parametrize("file", PLUGIN, ids=ids(PLUGIN))
+def test_the_plugin_needs_nothing_but_the_standard_library_and_vllm(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text(), feature_version=(3, 10))):  # the oldest Python of a vLLM image
+        if isinstance(node, ast.ImportFrom) and node.level:
+            assert node.level == 1, f"{file.name} leaves its own package"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            for module in modules:
+                top = module.split(".")[0]
+                assert top in sys.stdlib_module_names | {"vllm"}, f"{file.name} imports {module}"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ COMMANDS = {
     "check": "check",
     "doctor": "doctor",
     "demo": "demo",
+    "plugin-install": "plugin_install",
 }
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
