@@ -20,7 +20,7 @@ from rich.console import Console
 
 from autoscaler.errors import AutoscalerError
 from bench.contest.page import write
-from bench.contest.play import BY_VENDOR, OURS, POLICIES, TUNED, Task, play
+from bench.contest.play import BY_VENDOR, OURS, POLICIES, TUNED, WARM, Task, play
 from bench.contest.results import Entry, append, commit, read
 from bench.contest.traces import TRACES
 from bench.contest.variants import ABLATIONS, SWEEP
@@ -110,7 +110,7 @@ def tasks(chosen: argparse.Namespace) -> list[Task]:
         for trace in TRACES
         if (path := trace.path(chosen.traces)) is not None
         for scale, seed in product(chosen.scales, range(chosen.seeds))
-        for policy in (*POLICIES, *variants, *files, *tuned)
+        for policy in (*POLICIES, *((WARM,) if trace.short else ()), *variants, *files, *tuned)
         if _asked(only, trace.name, policy)
     ]
     if not found:

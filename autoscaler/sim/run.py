@@ -166,11 +166,13 @@ class Run:
     Args:
         summary, rows: what the report is made of.
         figures: what runs are compared by.
+        state: what the policy remembers at the end.
     """
 
     summary: RunSummary
     figures: Figures
     rows: tuple[TickRow, ...]
+    state: State
 
 
 def run(
@@ -181,6 +183,7 @@ def run(
     progress: Callable[[float], None] | None = None,
     active: Active | None = None,
     reports: Sequence[Report] = (),
+    state: State | None = None,
 ) -> Run:
     """Let the policy scale a fleet under these requests, in order of arrival, and return what became of both.
 
@@ -190,13 +193,14 @@ def run(
         progress: is told the simulated seconds after each tick.
         active: the policy's schedules; must be given when it has any.
         reports: are told of every tick.
+        state: what the policy remembers at the start; nothing by default.
     Raises: ValueError for a policy with schedules without `active`.
     """
     if policy.schedules and active is None:
         raise ValueError(f"{policy.name} has schedules: `active` must tell which are active")
     fleet, collector = setting.make_fleet(policy, requests), TickCollector()
     stale_after_s = (policy.signals.vllm or VllmSignals()).stale_after_s
-    state, number, end = State(), 0, setting.duration_s if setting.duration_s is not None else math.inf
+    state, number, end = state or State(), 0, setting.duration_s if setting.duration_s is not None else math.inf
     while (at := number * policy.interval_s) < end:
         fleet.advance(at)
         if number and setting.duration_s is None and fleet.over:
@@ -215,7 +219,7 @@ def run(
     ttft_s, tpot_s = setting.objectives(policy)
     summary = fleet.summary(ttft_s=ttft_s, tpot_s=tpot_s)
     rows = tuple(collector.rows)
-    return Run(summary=summary, figures=Figures.of(summary, fleet.ledger, rows), rows=rows)
+    return Run(summary=summary, figures=Figures.of(summary, fleet.ledger, rows), rows=rows, state=state)
 
 
 def take_snapshot(fleet: Fleet, stale_after_s: float, active: Active | None = None) -> Snapshot:

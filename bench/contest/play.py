@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from autoscaler.cli.study import CLIENTS, with_objectives
+from autoscaler.core.memory import Memory, memory_of, recall
 from autoscaler.core.policy import Policy
+from autoscaler.core.state import Hindsight, State
 from autoscaler.policy_file import load_policies, shipped_policies
 from autoscaler.sim.fleet import PENDING_S, ROUTING_S
 from autoscaler.sim.fleet import Settings as FleetSettings
@@ -36,7 +38,10 @@ GOAL = 0.99
 LATE_START = 0.8
 """Standard deviations of a start's logarithm that the oracle orders ahead by: one start in five is later."""
 HINDSIGHT = ("oracle", "static-peak", "static-mean")
-OURS = "ours"
+OURS, WARM = "ours", "ours warm"
+"""The shipped default; and the same with what it learned in an earlier hour of the same kind."""
+ELSEWHERE = 1000
+"""The seed of that hour is so much higher."""
 BY_VENDOR = tuple(name for name in RIVALS if name != "static")
 DEFAULT = shipped_policies() / "default.yaml"
 POLICIES = (OURS, *HINDSIGHT, *BY_VENDOR)
@@ -83,8 +88,8 @@ class Played:
 def play(task: Task) -> dict[str, object]:
     """Return the entry of the results: what ran, on what, with which values, and what came of it."""
     started = process_time()
-    ground = Ground.of(BY_NAME[task.trace], task.path, seed=task.seed, scale=task.scale, hours=task.hours)
-    played = answer(task, ground)
+    ground = _ground(task, task.seed)
+    played = _warm(ground, _ground(task, task.seed + ELSEWHERE)) if task.policy == WARM else answer(task, ground)
     figures: dict[str, object] | None = None
     if played.came is not None:
         scored = Scored(
@@ -117,6 +122,10 @@ def play(task: Task) -> dict[str, object]:
     }
 
 
+def _ground(task: Task, seed: int) -> Ground:
+    return Ground.of(BY_NAME[task.trace], task.path, seed=seed, scale=task.scale, hours=task.hours)
+
+
 def answer(task: Task, ground: Ground) -> Played:
     """Return what the policy of a task comes to on a ground, whatever trace the task names."""
     name = task.policy.removesuffix(TUNED)
@@ -147,12 +156,39 @@ def the_policy(file: Path) -> Policy:
     return next(iter(load_policies([file]).policies.values()))
 
 
-def our_run(ground: Ground, policy: Policy) -> Came:
-    """Return what a policy of this product comes to."""
+def our_run(ground: Ground, policy: Policy, state: State | None = None) -> Came:
+    """Return what a policy of this product comes to; `state` is what it remembers at the start."""
     setting = _setting(ground, ground.replicas)
     watch = Watch(setting.epoch)
-    done = run(our_policy(ground, policy), ground.sample.requests(), setting, reports=(watch,))
+    done = run(our_policy(ground, policy), ground.sample.requests(), setting, reports=(watch,), state=state)
     return Came(figures=done.figures, provision=_provision(ground, watch))
+
+
+def learned(before: Ground, policy: Policy) -> State:
+    """Return the state of a policy that has seen another ground, ended when this one begins: what it learned there.
+
+    As the daemon keeps it: step times, how long starts take, and its own errors. Cooldowns and windows are left out.
+    """
+    setting = _setting(before, before.replicas)
+    earlier = replace(setting, epoch=setting.epoch - before.duration_s)
+    own = our_policy(before, policy)
+    memory = memory_of(own, run(own, before.sample.requests(), earlier).state)
+    if memory is None:
+        return State()
+    taught = Memory(
+        target=memory.target,
+        at=memory.at,
+        starts=memory.starts,
+        hindsight=Hindsight(errors=memory.hindsight.errors),
+        model=memory.model,
+    )
+    return recall(own, State(), taught, setting.epoch)
+
+
+def _warm(ground: Ground, before: Ground) -> Played:
+    policy = the_policy(DEFAULT)
+    came = our_run(ground, policy, learned(before, policy))
+    return Played(came=came, settings={"file": DEFAULT.name, "learned on seed": before.seed})
 
 
 def _ours(ground: Ground, file: Path, variant: Variant | None, tuned: Changes) -> Played:

@@ -36,6 +36,7 @@ class Trace:
         bounds: replicas at scale 1; None for as many as `ROOM` gives.
         cold_start_s: where it is not the profile's.
         grid_s: the file's arrivals are rounded down to multiples of it: they are spread over it, once for all seeds.
+        short: an hour or less, of which learning is a large part.
         kept_back: its file is kept for a last look; the benchmark is whole without it.
     """
 
@@ -49,6 +50,7 @@ class Trace:
     bounds: Bounds | None = None
     cold_start_s: float | None = None
     grid_s: float = 0.0
+    short: bool = False
     kept_back: bool = False
 
     def path(self, folder: Path) -> Path | None:
@@ -127,6 +129,7 @@ TRACES: Sequence[Trace] = (
         name="code-2023",
         text="an hour of code completion as it was logged, in bursts",
         file="azure2023_code",
+        short=True,
         profile="llama-3.1-70b-h100x4",
         ttft_s=2.0,
         tpot_s=0.2,
@@ -136,6 +139,7 @@ TRACES: Sequence[Trace] = (
         name="conv-2023",
         text="an hour of chat as it was logged",
         file="azure2023_conv",
+        short=True,
         profile="llama-3.1-8b-h100x1",
         ttft_s=0.5,
         tpot_s=0.05,
@@ -145,6 +149,7 @@ TRACES: Sequence[Trace] = (
         name="mooncake",
         text="an hour of chat with prompts of 12,000 tokens, all of them computed anew",
         file="mooncake_conversation",
+        short=True,
         profile="llama-3.1-70b-h100x4",
         ttft_s=15.0,
         tpot_s=0.1,
@@ -154,6 +159,7 @@ TRACES: Sequence[Trace] = (
         name="ramp",
         text="llm-d's staircase of 1 to 10 requests/s, 4,000 tokens in and 1,000 out, with its bounds and start time",
         file="llmd_slo_ramp",
+        short=True,
         profile="qwen3-32b-h100x2",
         ttft_s=3.0,
         tpot_s=0.1,

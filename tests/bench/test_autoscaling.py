@@ -17,7 +17,7 @@ from bench.autoscaling import Only, main
 from bench.contest import page
 from bench.contest.page import cheaper, dearer, losses, matches
 from bench.contest.picture import Point, front, pareto
-from bench.contest.play import DEFAULT, our_policy, settled, the_policy
+from bench.contest.play import DEFAULT, learned, our_policy, settled, the_policy
 from bench.contest.results import Entry, Spread, read
 from bench.contest.traces import BY_NAME, Ground
 from bench.contest.variants import VARIANTS, overlaid
@@ -123,6 +123,18 @@ def test_the_sweep_ablations_and_our_tuned_values_run_beside(folder: Path, tmp_p
     }
     assert entries["ours by score"].settings["sizing"] == "score"
     assert entries["ours tuned"].settings["prediction.zUp"] == 2.0
+
+
+def test_what_an_earlier_hour_has_taught_is_kept(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    assert _run(folder, results, "--only", "ours,ours warm") == 0
+    entries = {entry.policy: entry for entry in read(results)}
+    assert entries["ours warm"].settings["learned on seed"] == 1000
+    before = Ground.of(BY_NAME["code-2023"], folder / "azure2023_code.csv", seed=1000)
+    state = learned(before, the_policy(DEFAULT))
+    assert state.model is not None
+    assert state.model.rows > 0
+    assert (state.last_up_at, state.last_down_at, state.changes, state.recommendations) == (None, None, (), ())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
