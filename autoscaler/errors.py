@@ -9,7 +9,7 @@ class AutoscalerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a policy or profile file.
+    """One mistake in a policy, a profile or a model's configuration.
 
     Args:
         file: path of the file, as given.
@@ -42,6 +42,14 @@ class PolicyError(AutoscalerError):
 
 class ProfileError(AutoscalerError):
     """A simulator's profile cannot be used; `problems` holds every mistake found."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class ModelError(AutoscalerError):
+    """A model's configuration cannot be planned with; `problems` holds every mistake found."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))

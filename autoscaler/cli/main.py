@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from autoscaler import __version__
-from autoscaler.errors import AutoscalerError, PolicyError, ProfileError
+from autoscaler.errors import AutoscalerError, ModelError, PolicyError, ProfileError
 
 COMMANDS = {
     "run": "run",
     "replay": "replay",
     "simulate": "simulate",
+    "plan": "plan",
     "check": "check",
     "doctor": "doctor",
     "demo": "demo",
@@ -59,7 +60,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         click.echo("aborted", err=True)
         return EXIT_FAILED
-    except (PolicyError, ProfileError) as error:
+    except (PolicyError, ProfileError, ModelError) as error:
         for problem in error.problems:
             click.echo(f"{click.style('error', fg='red')}: {problem}", err=True)
         return EXIT_BAD_INPUT
