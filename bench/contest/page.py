@@ -1,137 +1,34 @@
 """The page that is made of a results file: pictures, tables, where we lose, what the figures cannot say."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from string import Template
 
 from autoscaler.sim.profile import OVERHEAD
 from autoscaler.sim.profiles import profile
+from bench.contest.ablations import Ablation, Means, ablations
+from bench.contest.front import EQUAL, Everywhere, everywhere, swept
+from bench.contest.matches import Match, Row, attained_percent, matches, number
 from bench.contest.picture import Point, pareto
 from bench.contest.play import GOAL, HINDSIGHT, LATE_START, OURS, TUNED
 from bench.contest.results import Entry, Spread
+from bench.contest.searched import read_log, told
+from bench.contest.targets import Target, targets
 from bench.contest.traces import BY_NAME, ROOM, TRACES
-from bench.rivals import RIVALS
+from bench.contest.variants import VARIANTS
 from bench.rivals.feed import SCRAPE_S
 
 SEEDS = 5
 """Fewer are preliminary."""
-EQUAL = 0.0005
-"""Attainments this near to each other are the same."""
-GOOD, BAD = 0.99, 0.95
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One policy on one trace at one scale, over its seeds.
-
-    Args:
-        entries: its runs, those without a plan left out.
-        against_oracle: its GPU-hours over the oracle's on the same seeds; None where the oracle did not run.
-    """
-
-    policy: str
-    entries: Sequence[Entry]
-    against_oracle: float | None
-
-    @property
-    def kind(self) -> str:
-        """Whether it is ours, a rival, or knows in hindsight."""
-        if self.policy in HINDSIGHT:
-            return "hindsight"
-        return "rival" if self.policy.removesuffix(TUNED) in RIVALS else "ours"
-
-    def spread(self, name: str) -> Spread:
-        """Return a figure over the seeds."""
-        return Spread.of(_number(entry, name) for entry in self.entries)
-
-    def mean(self, name: str) -> float:
-        """Return a figure's mean over the seeds."""
-        return self.spread(name).mean
-
-    @property
-    def useful(self) -> float:
-        """The share of the GPU-hours that the work itself takes, at the least."""
-        return fmean(entry.ground["fluid_gpu_hours"] / _number(entry, "gpu_hours") for entry in self.entries)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """All policies on one trace at one scale, over the same length of it: the rows, the best attainment first."""
-
-    trace: str
-    scale: float
-    hours: float | None
-    rows: Sequence[Row]
-    seeds: int
-    ground: Entry
-
-    @property
-    def name(self) -> str:
-        """Return a name for people and files."""
-        return f"{self.trace}-x{self.scale:g}" + (f"-{self.hours:g}h" if self.hours is not None else "")
-
-    @property
-    def fluid(self) -> float:
-        """The bound's GPU-hours, a mean over the seeds."""
-        return fmean(
-            {entry.seed: entry.ground["fluid_gpu_hours"] for row in self.rows for entry in row.entries}.values()
-        )
-
-    def row(self, policy: str) -> Row | None:
-        """Return a policy's row."""
-        return next((row for row in self.rows if row.policy == policy), None)
-
-
-def _number(entry: Entry, name: str) -> float:
-    figures = entry.figures or {}
-    value = figures[name]
-    if isinstance(value, dict):
-        value = value["p99"]
-    return float("nan") if value is None else float(value)
-
-
-def matches(entries: Iterable[Entry]) -> list[Match]:
-    """Return the matches that the runs make, in the order of the traces."""
-    order = [trace.name for trace in TRACES]
-
-    def where(entry: Entry) -> tuple[int, float, float]:
-        return order.index(entry.trace), entry.scale, entry.hours or float("inf")
-
-    found = []
-    for _, group in groupby(sorted(entries, key=where), where):
-        runs = list(group)
-        rows = [row for policy in dict.fromkeys(run.policy for run in runs) if (row := _row(policy, runs)) is not None]
-        rows.sort(key=lambda row: (-row.mean("attainment"), row.mean("gpu_hours")))
-        if rows:
-            first = runs[0]
-            found.append(
-                Match(
-                    trace=first.trace,
-                    scale=first.scale,
-                    hours=first.hours,
-                    rows=rows,
-                    seeds=min(len(row.entries) for row in rows),
-                    ground=first,
-                )
-            )
-    return found
-
-
-def _row(policy: str, runs: Sequence[Entry]) -> Row | None:
-    own = [run for run in runs if run.policy == policy and run.figures is not None]
-    oracle = {run.seed: _number(run, "gpu_hours") for run in runs if run.policy == "oracle" and run.figures is not None}
-    shared = [_number(run, "gpu_hours") / oracle[run.seed] for run in own if run.seed in oracle]
-    return Row(policy=policy, entries=own, against_oracle=fmean(shared) if shared else None) if own else None
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
 
 
 def write(path: Path, entries: Sequence[Entry], *, law_final: bool = False) -> None:
-    """Write the page, and its pictures in a folder of its name beside it.
+    """Write the page, and its pictures in a folder of its name beside it, where the log of the search lies as well.
 
     Args:
         entries: at least one run with figures.
@@ -144,12 +41,17 @@ def write(path: Path, entries: Sequence[Entry], *, law_final: bool = False) -> N
         (folder / f"{match.name}.svg").write_text(_picture(match))
     text = Template(Path(__file__).with_name("page.md").read_text()).substitute(
         preliminary=_preliminary(played, law_final),
+        targets="\n".join(_targets(targets(played))),
+        everywhere="\n".join(_everywhere(everywhere(played))),
+        ablations="\n".join(_ablations(ablations(played))),
+        tuning="\n".join(told(read_log(folder / "tune.jsonl"))),
         losses=_losses(played),
         kept_back=_kept_back(played),
         matches="\n".join(line for match in played for line in _match(match, folder.name)),
         first_token=_first_token(played),
         useful=_useful(played),
         saved=_saved(played),
+        quiet=_quiet(played),
         goal=f"{100.0 * GOAL:g} %",
         room=f"{ROOM:g}",
         scrape=f"{SCRAPE_S:g}",
@@ -163,16 +65,12 @@ def write(path: Path, entries: Sequence[Entry], *, law_final: bool = False) -> N
 
 
 def _picture(match: Match) -> str:
-    points = [
-        Point(name=row.policy, gpu_hours=row.mean("gpu_hours"), attainment=row.mean("attainment"), kind=row.kind)
-        for row in match.rows
-    ]
-    return pareto(_title(match), points, fluid_gpu_hours=match.fluid, goal=GOAL)
+    points, margins = [_point(row) for row in match.shown], [_point(row) for row in swept(match)]
+    return pareto(match.title, points, fluid_gpu_hours=match.fluid, goal=GOAL, swept=margins)
 
 
-def _title(match: Match) -> str:
-    part = f", its first {match.hours:g} h" if match.hours is not None else ""
-    return f"{match.trace}, {match.scale:g} x the traffic{part}"
+def _point(row: Row) -> Point:
+    return Point(name=row.policy, gpu_hours=row.mean("gpu_hours"), attainment=row.mean("attainment"), kind=row.kind)
 
 
 def preliminary(played: Sequence[Match], law_final: bool) -> list[str]:
@@ -182,9 +80,10 @@ def preliminary(played: Sequence[Match], law_final: bool) -> list[str]:
         why.append("the control law may still change")
     if any(match.hours is not None for match in played):
         why.append("only the beginnings of the traces ran")
-    if (seeds := min(match.seeds for match in played)) < SEEDS:
-        why.append("one seed" if seeds == 1 else f"{seeds} seeds")
-    if not any(row.policy.endswith(TUNED) for match in played for row in match.rows):
+    rows = [row for match in played for row in match.shown]
+    if few := sum(len(row.seeds) < SEEDS for row in rows):
+        why.append(f"{few} of {len(rows)} rows have fewer than {SEEDS} seeds")
+    if not any(row.policy.endswith(TUNED) and row.kind == "rival" for row in rows):
         why.append("the rivals run with their vendors' values, untuned")
     if len({match.scale for match in played}) < 2:
         why.append("one size of fleet")
@@ -216,52 +115,49 @@ def losses(match: Match) -> list[str]:
     ours = match.row(OURS)
     if ours is None:
         return []
-    attained, used = ours.mean("attainment"), ours.mean("gpu_hours")
     found = []
-    if attained < GOAL:
-        found.append(f"attains {_percent(attained)}, which is below {_percent(GOAL)}")
-    for row in match.rows:
-        better_for_no_more = row.mean("attainment") >= attained - EQUAL and row.mean("gpu_hours") < used
-        if row.kind != "ours" and row.policy != "oracle" and better_for_no_more:
-            less = 1.0 - row.mean("gpu_hours") / used
-            attains = _percent(row.mean("attainment"))
-            found.append(f"`{row.policy}` attains {attains} for {100.0 * less:.1f} % fewer GPU-hours")
+    if ours.mean("attainment") < GOAL:
+        found.append(f"attains {_attained(ours)}, which is below {_percent(GOAL)}")
+    for own, other in match.others():
+        better = other.mean("attainment") >= own.mean("attainment") - EQUAL
+        less = 1.0 - _times(other, own)
+        if better and less > 0.0:
+            found.append(f"`{other.policy}` attains {_attained(other)} for {100.0 * less:.1f} % fewer GPU-hours")
     return found
 
 
 def cheaper(match: Match) -> list[str]:
     """Return who meets the goal for less than our policy, though attaining less than it."""
-    ours = match.row(OURS)
-    if ours is None:
-        return []
     return [
-        f"`{row.policy}` meets {_percent(GOAL)} ({_percent(row.mean('attainment'))}) at "
-        f"{row.mean('gpu_hours') / ours.mean('gpu_hours'):.2f} of our GPU-hours"
-        for row in match.rows
-        if row.kind != "ours"
-        and row.policy != "oracle"
-        and GOAL <= row.mean("attainment") < ours.mean("attainment") - EQUAL
-        and row.mean("gpu_hours") < ours.mean("gpu_hours")
+        f"`{other.policy}` meets {_percent(GOAL)} ({_attained(other)}) at {_times(other, own):.2f} of our GPU-hours"
+        for own, other in match.others()
+        if GOAL <= other.mean("attainment") < own.mean("attainment") - EQUAL and _times(other, own) < 1.0
     ]
 
 
 def dearer(match: Match) -> list[str]:
     """Return who attains more than our policy for more GPU-hours: another bargain, which may be the better one."""
-    ours = match.row(OURS)
-    if ours is None:
-        return []
     return [
-        f"`{row.policy}` {_percent(row.mean('attainment'))} at {row.mean('gpu_hours') / ours.mean('gpu_hours'):.2f} x"
-        for row in match.rows
-        if row.mean("attainment") > ours.mean("attainment") + EQUAL and row.mean("gpu_hours") >= ours.mean("gpu_hours")
+        f"`{other.policy}` {_attained(other)} at {_times(other, own):.2f} x"
+        for own, other in match.others()
+        if other.mean("attainment") > own.mean("attainment") + EQUAL and _times(other, own) >= 1.0
     ]
 
 
+def _times(row: Row, other: Row) -> float:
+    """Return a row's GPU-hours over another's."""
+    return row.mean("gpu_hours") / other.mean("gpu_hours")
+
+
+def _attained(row: Row) -> str:
+    return attained_percent(row.mean("attainment"))
+
+
 def _losses(played: Sequence[Match]) -> str:
-    found = [f"* {_title(match)}: {loss}." for match in played for loss in losses(match) + cheaper(match)]
+    found = [f"* {match.title}: {loss}." for match in played for loss in losses(match) + cheaper(match)]
     nothing = "Nowhere in these: no policy attains as much for fewer GPU-hours, and none meets the goal for fewer."
     more = [
-        f"* {_title(match)}, ours {_percent(ours.mean('attainment'))}: {', '.join(others)}."
+        f"* {match.title}, ours {_attained(ours)}: {', '.join(others)}."
         for match in played
         if (ours := match.row(OURS)) is not None and (others := dearer(match))
     ]
@@ -282,17 +178,20 @@ COLUMNS = (
     "10 min below 95 %",
     "TTFT p99 s",
     "TPOT p99 ms",
-    "failed",
+    "failed %",
     "actions/h",
     "reversals/h",
-    "flaps",
+    "flaps a run",
+    "under %",
+    "over %",
     "useful work %",
+    "seeds",
 )
 
 
 def _match(match: Match, folder: str) -> Iterator[str]:
     trace, ground = BY_NAME[match.trace], match.ground.ground
-    yield f"## {_title(match)}\n"
+    yield f"## {match.title}\n"
     yield (
         f"{trace.text[0].upper()}{trace.text[1:]}. `{ground['profile']}`, {ground['ttft_s']:g} s to the first token, "
         f"{1e3 * ground['tpot_s']:g} ms a token, {ground['min']} to {ground['max']} replicas, {ground['replicas']} at "
@@ -301,15 +200,17 @@ def _match(match: Match, folder: str) -> Iterator[str]:
     yield f"![Attainment against GPU-hours]({folder}/{match.name}.svg)\n"
     yield "| " + " | ".join(COLUMNS) + " |"
     yield "|---" * len(COLUMNS) + "|"
-    for row in match.rows:
+    for row in match.shown:
         yield "| " + " | ".join(_cells(row)) + " |"
     yield ""
 
 
 def _seeds(match: Match) -> str:
-    if match.seeds == 1:
+    most = max(len(row.entries) for row in match.shown)
+    if most == 1:
         return "One seed, so no interval."
-    return f"{match.seeds} seeds; ± is half of the 95 % interval of the mean."
+    some = f"{most} seeds" if match.seeds == most else f"{match.seeds} to {most} seeds, as the last column says"
+    return f"{some}; ± is half of the 95 % interval of the mean."
 
 
 def _cells(row: Row) -> Iterator[str]:
@@ -318,17 +219,24 @@ def _cells(row: Row) -> Iterator[str]:
     yield name if replicas is None else f"{name} ({replicas})"
     yield _with_interval(row.spread("attainment"), 100.0, 2)
     yield _with_interval(row.spread("gpu_hours"), 1.0, 1)
-    yield "–" if row.against_oracle is None else f"{row.against_oracle:.2f}"
-    yield f"{100.0 * min(_number(entry, 'worst_ten_minutes') for entry in row.entries):.1f}"
+    yield _known(row.against_oracle, 1.0, 2)
+    yield f"{100.0 * min(number(entry, 'worst_ten_minutes') for entry in row.entries):.1f}"
     yield f"{100.0 * row.mean('bad_ten_minutes'):.1f} %"
     yield f"{row.mean('ttft_s'):.2f}"
     yield f"{1e3 * row.mean('tpot_s'):.0f}"
-    yield f"{sum(_number(entry, 'failed') for entry in row.entries):.0f}"
-    hours = fmean(_number(entry, "hours") for entry in row.entries)
-    yield f"{(row.mean('ups') + row.mean('downs')) / hours:.1f}"
+    failed = sum(number(entry, "failed") for entry in row.entries)
+    yield f"{100.0 * failed / sum(number(entry, 'requests') for entry in row.entries):.3g}" if failed else "0"
+    yield f"{(row.mean('ups') + row.mean('downs')) / row.mean('hours'):.1f}"
     yield f"{row.mean('reversals_per_hour'):.1f}"
-    yield f"{row.mean('flaps'):.0f}"
+    yield f"{row.mean('flaps'):.3g}"
+    yield _known(row.provisioned("under"), 100.0, 1)
+    yield _known(row.provisioned("over"), 100.0, 1)
     yield f"{100.0 * row.useful:.0f}"
+    yield str(len(row.entries))
+
+
+def _known(value: float | None, factor: float, digits: int) -> str:
+    return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
 def _with_interval(spread: Spread, factor: float, digits: int) -> str:
@@ -338,6 +246,79 @@ def _with_interval(spread: Spread, factor: float, digits: int) -> str:
 
 def _percent(share: float) -> str:
     return f"{100.0 * share:.2f} %"
+
+
+def _down(share: float) -> str:
+    return attained_percent(share).removesuffix(" %")
+
+
+# -- over all traces -------------------------------------------------------------------------------------------------
+
+
+def _targets(found: Sequence[Target]) -> Iterator[str]:
+    yield "| Aimed at | Reached | |"
+    yield "|---|---|---|"
+    for one in found:
+        word = {True: "met", False: "**missed**", None: "not measured"}[one.met]
+        yield f"| {one.text} | {one.reached} | {word} |"
+
+
+def _everywhere(found: Sequence[Everywhere]) -> Iterator[str]:
+    if not found:
+        yield "No policy ran on every trace of a day."
+        return
+    where = ", ".join(match.name for match in found[0].matches)
+    yield f"Over {where}. First those that attain {_percent(GOAL)} on each, the cheapest first; then the others.\n"
+    yield "| policy | lowest attainment % | where | mean % | x oracle, mean | worst | reversals/h | seeds |"
+    yield "|---" * 8 + "|"
+    for one in found:
+        low, where = one.lowest
+        seeds = sorted({len(row.entries) for row in one.rows})
+        cells = (
+            f"**{one.policy}**" if one.policy == OURS else one.policy,
+            _down(low),
+            where,
+            _down(one.attainment),
+            f"{one.mean_over:.3f}" if one.over else "–",
+            f"{max(one.over):.2f}" if one.over else "–",
+            f"{fmean(row.mean('reversals_per_hour') for row in one.rows):.1f}",
+            " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1]))),
+        )
+        yield "| " + " | ".join(cells) + " |"
+
+
+def _ablations(found: Sequence[Ablation]) -> Iterator[str]:
+    if not found:
+        yield "None ran."
+        return
+    yield "| variant | what it is | attainment % | x oracle | reversals/h | points | x oracle | reversals/h | runs |"
+    yield "|---" * 9 + "|"
+    for one in found:
+        own, ours = one.variant, one.ours
+        cells = (
+            one.policy.removeprefix(f"{OURS} "),
+            VARIANTS[one.policy].text,
+            _down(own.attainment),
+            _known(own.over, 1.0, 3),
+            f"{own.reversals:.2f}",
+            f"{100.0 * (own.attainment - ours.attainment):+.2f}",
+            _more(own, ours),
+            f"{own.reversals - ours.reversals:+.2f}",
+            f"{one.runs} on {len(one.matches)}",
+        )
+        yield "| " + " | ".join(cells) + " |"
+    where = ", ".join(dict.fromkeys(name for one in found for name in one.matches))
+    yield f"\nRuns are on so many of {where}; what is compared is the same runs of `{OURS}`, {_baseline(found)}."
+
+
+def _more(own: Means, ours: Means) -> str:
+    return "–" if own.over is None or ours.over is None else f"{own.over - ours.over:+.3f}"
+
+
+def _baseline(found: Sequence[Ablation]) -> str:
+    most = max(found, key=lambda one: one.runs)
+    over = f" at {most.ours.over:.3f} x" if most.ours.over is not None else ""
+    return f"over most of them {attained_percent(most.ours.attainment)}{over}"
 
 
 # -- what is claimed, how it was run ---------------------------------------------------------------------------------
@@ -350,9 +331,7 @@ def _each(tell: Iterable[tuple[Match, str]]) -> str:
 
 def _pairs(played: Sequence[Match], policy: str) -> Iterator[tuple[Match, Row, Row]]:
     for match in played:
-        ours, other = match.row(OURS), match.row(policy)
-        if ours is not None and other is not None:
-            yield match, ours, other
+        yield from ((match, ours, other) for ours, other in match.others() if other.policy == policy)
 
 
 def _first_token(played: Sequence[Match]) -> str:
@@ -377,11 +356,21 @@ def _useful(played: Sequence[Match]) -> str:
     )
 
 
+def _quiet(played: Sequence[Match]) -> str:
+    def told() -> Iterator[tuple[Match, str]]:
+        for match, ours, static in _pairs(played, "static-peak"):
+            used, planned = ours.mean("quiet_gpu_hours"), static.mean("quiet_gpu_hours")
+            if not math.isnan(used) and planned > 0.0:
+                yield match, f"{100.0 * (used / planned - 1.0):+.0f} %".replace("-", "−", 1)
+
+    return _each(told())
+
+
 def _saved(played: Sequence[Match]) -> str:
     def told() -> Iterator[tuple[Match, str]]:
         for match, ours, static in _pairs(played, "static-peak"):
             change = 100.0 * (ours.mean("gpu_hours") / static.mean("gpu_hours") - 1.0)
-            yield match, f"{change:+.0f} % at {_percent(ours.mean('attainment'))}".replace("-", "−", 1)
+            yield match, f"{change:+.0f} % at {_attained(ours)}".replace("-", "−", 1)
 
     return _each(told())
 

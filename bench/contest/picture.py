@@ -46,15 +46,18 @@ def front(points: Sequence[Point]) -> list[Point]:
     return best
 
 
-def pareto(title: str, points: Sequence[Point], *, fluid_gpu_hours: float, goal: float) -> str:
+def pareto(
+    title: str, points: Sequence[Point], *, fluid_gpu_hours: float, goal: float, swept: Sequence[Point] = ()
+) -> str:
     """Return the picture: up is better, left is cheaper.
 
     Args:
         points: at least one.
+        swept: one policy with other values; joined, and not labelled.
         fluid_gpu_hours: the bound that nothing is left of.
         goal: the attainment that the hindsight's sizes are for.
     """
-    hours = [point.gpu_hours for point in points] + [fluid_gpu_hours]
+    hours = [point.gpu_hours for point in (*points, *swept)] + [fluid_gpu_hours]
     low, high = 0.9 * min(hours), 1.35 * max(hours)
     name = html.escape(title)
     hint = "up: more requests within the objectives; left: fewer GPU-hours; both axes logarithmic"
@@ -67,6 +70,7 @@ def pareto(title: str, points: Sequence[Point], *, fluid_gpu_hours: float, goal:
         *_grid(low, high),
         *_bounds(low, high, fluid_gpu_hours, goal),
         *_front(points, low, high),
+        *_swept(swept, low, high),
         *_points(points, low, high),
         "</svg>",
     ]
@@ -118,6 +122,18 @@ def _front(points: Sequence[Point], low: float, high: float) -> Iterator[str]:
     start = f"M {_x(best[0].gpu_hours, low, high):.1f} {_y(best[0].attainment):.1f}"
     steps = (f"H {_x(point.gpu_hours, low, high):.1f} V {_y(point.attainment):.1f}" for point in best[1:])
     yield f'<path d="{" ".join((start, *steps))}" fill="none" stroke="#94a3b8"/>'
+
+
+def _swept(points: Sequence[Point], low: float, high: float) -> Iterator[str]:
+    """Draw the line that a policy can be moved along."""
+    if len(points) < 2:
+        return
+    ordered = sorted(points, key=lambda one: one.gpu_hours)
+    places = [(_x(point.gpu_hours, low, high), _y(point.attainment)) for point in ordered]
+    path = " L ".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    yield f'<path d="M {path}" fill="none" stroke="{COLORS["ours"]}" stroke-width="1.5" stroke-dasharray="2 3"/>'
+    for x, y in places:
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{COLORS["ours"]}"/>'
 
 
 def _points(points: Sequence[Point], low: float, high: float) -> Iterator[str]:

@@ -52,10 +52,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """Return it for at least one value."""
-        known = list(values)
+        """Return it for the values that are known, those that are not NaN; NaN without any."""
+        known = [value for value in values if not math.isnan(value)]
         if len(known) < 2:
-            return cls(mean=known[0], half=None)
+            return cls(mean=known[0] if known else math.nan, half=None)
         degrees = len(known) - 1
         t = T_95[degrees - 1] if degrees <= len(T_95) else 1.96
         return cls(mean=fmean(known), half=t * stdev(known) / math.sqrt(len(known)))

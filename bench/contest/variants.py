@@ -14,7 +14,7 @@ Changes = Mapping[str, object]
 """New values by field path: `prediction.z_up`."""
 OFF = 1e9
 """So many seconds, or standard deviations, never come."""
-MARGINS = (0.25, 0.5, 1.75, 2.75, 4.0)
+MARGINS = (0.25, 0.5, 1.75, 2.75, 4.0, 7.0)
 """Times the default's margins: the front that the policy can be moved along; 1 is the default."""
 
 

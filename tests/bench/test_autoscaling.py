@@ -15,7 +15,8 @@ from autoscaler.policy_file import policy_to_plain
 from autoscaler.sim.workload import Lengths, requests, step
 from bench.autoscaling import Only, main
 from bench.contest import page
-from bench.contest.page import cheaper, dearer, losses, matches
+from bench.contest.matches import matches
+from bench.contest.page import cheaper, dearer, losses
 from bench.contest.picture import Point, front, pareto
 from bench.contest.play import DEFAULT, learned, our_policy, settled, the_policy
 from bench.contest.results import Entry, Spread, read
@@ -24,6 +25,7 @@ from bench.contest.variants import VARIANTS, overlaid
 from bench.oracle import THETAS
 from bench.rivals import RIVALS
 from bench.rivals.base import Bounds
+from tests.bench.entries import ran
 
 DURATION_S = 300.0
 
@@ -254,36 +256,6 @@ def test_only(text: str, trace: str, policy: str, has: bool) -> None:
     assert Only.of(text).has(trace, policy) is has
 
 
-def _entry(policy: str, attainment: float, gpu_hours: float, seed: int = 0) -> Entry:
-    figures = {
-        "attainment": attainment,
-        "gpu_hours": gpu_hours,
-        "worst_ten_minutes": 0.9,
-        "bad_ten_minutes": 0.1,
-        "ttft_s": {"p99": 1.0},
-        "tpot_s": {"p99": None},
-        "failed": 0,
-        "hours": 1.0,
-        "ups": 1,
-        "downs": 1,
-        "reversals_per_hour": 1.0,
-        "flaps": 0,
-    }
-    ground = {"fluid_gpu_hours": 5.0}
-    return Entry(
-        trace="code",
-        policy=policy,
-        seed=seed,
-        scale=1.0,
-        hours=None,
-        settings={},
-        ground=ground,
-        figures=figures,
-        seconds=1.0,
-        commit="abc",
-    )
-
-
 @pytest.mark.parametrize(
     ("ours", "other", "lost", "undercut"),
     [
@@ -299,19 +271,19 @@ def _entry(policy: str, attainment: float, gpu_hours: float, seed: int = 0) -> E
 def test_losses_are_told(
     ours: tuple[float, float], other: tuple[str, float, float], lost: bool, undercut: bool
 ) -> None:
-    (match,) = matches([_entry("ours", *ours), _entry(*other)])
+    (match,) = matches([ran("ours", *ours), ran(*other)])
     assert bool(losses(match)) is lost
     assert bool(cheaper(match)) is undercut
 
 
 def test_who_attains_more_for_more_is_told() -> None:
-    (match,) = matches([_entry("ours", 0.992, 10.0), _entry("kpa", 0.999, 12.0), _entry("keda-in-flight", 0.98, 20.0)])
+    (match,) = matches([ran("ours", 0.992, 10.0), ran("kpa", 0.999, 12.0), ran("keda-in-flight", 0.98, 20.0)])
     assert dearer(match) == ["`kpa` 99.90 % at 1.20 x"]
 
 
 def test_a_page_of_five_seeds_has_intervals() -> None:
-    runs = [_entry("ours", 0.99 + 0.001 * seed, 10.0 + seed, seed) for seed in range(5)]
-    oracle = [_entry("oracle", 0.99, 5.0 * (1 + seed), seed) for seed in range(4)]
+    runs = [ran("ours", 0.99 + 0.001 * seed, 10.0 + seed, seed) for seed in range(5)]
+    oracle = [ran("oracle", 0.99, 5.0 * (1 + seed), seed) for seed in range(4)]
     (match,) = matches([*runs, *oracle])
     row = match.row("ours")
     assert row is not None
@@ -326,13 +298,13 @@ def test_one_run_has_no_interval() -> None:
 
 
 def test_runs_of_other_lengths_are_another_match() -> None:
-    part = dataclasses.replace(_entry("ours", 0.9, 1.0), hours=6.0)
-    assert [match.name for match in matches([_entry("ours", 0.99, 10.0), part])] == ["code-x1-6h", "code-x1"]
+    part = dataclasses.replace(ran("ours", 0.9, 1.0), hours=6.0)
+    assert [match.name for match in matches([ran("ours", 0.99, 10.0), part])] == ["code-x1-6h", "code-x1"]
 
 
 def test_a_plan_that_is_not_there_is_told(tmp_path: Path) -> None:
-    missing = dataclasses.replace(_entry("oracle", 0.0, 0.0), figures=None)
-    assert [row.policy for row in matches([_entry("ours", 0.99, 10.0), missing])[0].rows] == ["ours"]
+    missing = dataclasses.replace(ran("oracle", 0.0, 0.0), figures=None)
+    assert [row.policy for row in matches([ran("ours", 0.99, 10.0), missing])[0].rows] == ["ours"]
     assert "no plan of the oracle's kind" in page._runs([missing])
 
 
