@@ -326,38 +326,19 @@ def test_swept_margins_are_joined_and_not_labelled() -> None:
 
 
 def test_the_search_is_told(tmp_path: Path) -> None:
+    workloads = {"workloads": ["code", "mlarge-x4"], "over_fluid": [2.0, 9.0]}
     rows = [
-        {"rival": "kpa", "number": 0, "values": {}, "workloads": ["code", "r1"], "attained": [0.9, 0.99], "score": 5.0},
-        {
-            "rival": "kpa",
-            "number": 1,
-            "values": {"target": 3.0},
-            "workloads": ["code", "r1"],
-            "attained": [0.99, 1.0],
-            "score": 2.0,
-        },
-        {
-            "rival": "ours",
-            "number": 0,
-            "values": {},
-            "workloads": ["code", "r1"],
-            "attained": [0.99, 0.99],
-            "score": 1.5,
-        },
-        {
-            "rival": "ours",
-            "number": 1,
-            "values": {"prediction.z_up": 1.0},
-            "workloads": ["code", "r1"],
-            "attained": [0.99, 0.99],
-            "score": 1.4,
-        },
+        {"rival": "kpa", "number": 0, "values": {}, "attained": [0.96, 0.99]},
+        {"rival": "kpa", "number": 1, "values": {"target": 3.0}, "attained": [0.99, 0.5]},
+        {"rival": "ours", "number": 0, "values": {}, "attained": [0.98, 0.99]},
+        {"rival": "ours", "number": 1, "values": {"prediction.z_up": 1.0}, "attained": [0.99, 0.99]},
     ]
     path = tmp_path / "tune.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps({**row, **workloads}) + "\n" for row in rows))
     lines = list(told(read_log(path)))
-    assert "| kpa | 2 | 5.00 | 2.00 | 99.00, 99.50 | target 3 |" in lines
-    assert "| ours | 2 | 1.50 | 1.40 | 99.00, 99.00 | prediction.zUp 1 |" in lines
+    assert "| kpa | 2 | 5.00 | 2.00 | 99.00, 50.00 | target 3 |" in lines
+    assert "| ours | 2 | 3.00 | 2.00 | 99.00, 99.00 | prediction.zUp 1 |" in lines
+    assert any("`mlarge-x4` ran, and is not scored" in line for line in lines)
     assert list(told(read_log(tmp_path / "none"))) == [
         "No search was logged: the rivals run with their vendors' values."
     ]

@@ -11,7 +11,7 @@ from bench.contest.play import DEFAULT, the_policy
 from bench.contest.variants import SPANS, overlaid
 from bench.rivals import RIVALS
 from bench.rivals.base import spans
-from bench.tune import Candidate, main, score
+from bench.tune import Candidate, main, score, scored
 from bench.tuning import Tuning
 
 
@@ -40,7 +40,7 @@ def test_the_best_of_the_budget_is_written(tmp_path: Path) -> None:
     ]
     tuned = json.loads((tmp_path / "tuned.json").read_text())
     for rival, values in tuned.items():
-        best = min((entry for entry in log if entry["rival"] == rival), key=lambda entry: float(entry["score"]))
+        best = min((entry for entry in log if entry["rival"] == rival), key=scored)
         assert values == best["values"]
 
 
@@ -90,3 +90,16 @@ def test_candidates_are_drawn_from_their_spans_and_the_first_is_the_vendors() ->
 def test_a_point_below_the_goal_weighs_as_much_as_the_fluid_bound() -> None:
     assert score([0.995, 0.99], [1.4, 1.6]) == pytest.approx(1.5)
     assert score([0.98, 0.98], [1.4, 1.6]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    ("workloads", "expected"),
+    [
+        pytest.param(["code", "mlarge-x4"], 2.0, id="a-surge-is-left-out"),
+        pytest.param(["mlarge-x4", "code"], 9.0 + 100.0 * 0.09, id="the-other-way-round"),
+        pytest.param(["mlarge-x4", "mlarge-x4"], 5.5 + 100.0 * 0.045, id="nothing-else"),
+    ],
+)
+def test_what_is_scored(workloads: list[str], expected: float) -> None:
+    entry = {"workloads": workloads, "attained": [0.99, 0.90], "over_fluid": [2.0, 9.0]}
+    assert scored(entry) == pytest.approx(expected)
