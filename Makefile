@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal
 export HYPOTHESIS_PROFILE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-fast lint format bench lock clean nightly bench-autoscaling bench-cluster cluster-tools test-cluster
+.PHONY: help install demo demo-cluster test test-fast lint format bench lock clean nightly bench-autoscaling bench-cluster cluster-tools test-cluster vllm-engines test-vllm
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -32,13 +32,19 @@ test: test-fast test-cluster ## Run all tests
 
 test-fast: install ## Those that need no cluster (gets Debian's prometheus where it may)
 	@tests/install-prometheus
-	$(PYTEST) -n 4 -m "not cluster"
+	$(PYTEST) -n 4 -m "not cluster and not vllm"
 
 test-cluster: install cluster-tools ## Those against a real control plane, one a worker
 	$(PYTEST) -n 6 tests/cluster
 
 cluster-tools: ## Build the Kubernetes commands that the cluster tests run (seven minutes, once a version)
 	@tests/cluster/build-tools
+
+test-vllm: install vllm-engines ## Those against real vLLM servers, one release a worker
+	$(PYTEST) -n 2 --dist loadgroup tests/vllm
+
+vllm-engines: install ## Install CPU builds of vLLM for them (9 GB on disk, a minute or two, once a version)
+	@tests/vllm/install-engines
 
 nightly: install ## The property tests over at least 100,000 ticks
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -m "" tests/core/test_properties.py --timeout 3600
@@ -52,7 +58,7 @@ format: install ## Sort imports and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install ## Measure: parser, decide, replay, recording, start
+bench: install ## Measure: parser, decide, replay, recording, the hook inside vLLM, start
 	$(BIN)/python -m bench
 
 bench-cluster: install cluster-tools ## Measure on a real control plane: reaction beside a real HPA, and 200 failovers

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from bench import MissedError
 
-MODULES = ("parser", "decide", "trace", "engine", "start")
+MODULES = ("parser", "decide", "trace", "engine", "plugin", "start")
 ALONE = ("failover", "closed_loop", "autoscaling", "tuning", "tune")
 """Have a command line and an exit code of their own."""
 

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import AsyncIterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.deployment import DeploymentActuator
 from autoscaler.actuators.events import RIGHTS as TELLS
+from autoscaler.cli.main import run as command_line
 from autoscaler.clock import SystemClock
 from autoscaler.core.policy import TargetRef
 from autoscaler.core.types import Outcome, ScaleReplicas
@@ -24,12 +26,16 @@ from autoscaler.sources.cluster import ClusterCaches
 from autoscaler.sources.deployment import RIGHTS as READS
 from autoscaler.sources.deployment import DeploymentTarget
 from autoscaler.sources.kubernetes_api import KubernetesApi
+from autoscaler.sources.pod_template import drain_of, max_num_seqs_of
+from autoscaler.vllm_plugin.files import FOLDER_VARIABLE
+from autoscaler.vllm_plugin.route import TOKEN_FILE_VARIABLE
 from tests.fake_api import FakeApi, FakeClock, Json, Right, json_patch, pod
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "deploy" / "base"
 LIVE = ROOT / "deploy" / "overlays" / "live"
 GENTLE = ROOT / "deploy" / "components" / "gentle"
+ENGINE = ROOT / "deploy" / "vllm"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
@@ -77,7 +83,7 @@ def container(deployment: Json) -> Json:
     return dict(only)
 
 
-@pytest.mark.parametrize("folder", [BASE, LIVE, GENTLE], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [BASE, LIVE, GENTLE, ENGINE], ids=lambda folder: folder.name)
 def test_all_that_a_kustomization_names_is_there_and_nothing_else(folder: Path) -> None:
     content = kustomization(folder)
     generated = [file for entry in content.get("configMapGenerator", []) for file in entry["files"]]
@@ -222,6 +228,60 @@ def test_the_policies_are_good_and_fit_the_manifests() -> None:
     egress = manifest("NetworkPolicy", "autoscaler", BASE)["spec"]["egress"]
     engines = {"to": [{"podSelector": {}}], "ports": [{"protocol": "TCP", "port": policy.signals.vllm.port}]}
     assert engines in egress
+
+
+@pytest.fixture
+def engine() -> Json:
+    """Return the example of an engine with the plugin."""
+    return manifest("Deployment", "vllm-chat", ENGINE)
+
+
+def test_the_engine_is_the_one_that_the_policy_names(engine: Json) -> None:
+    (policy,) = load_policies([BASE / "policies" / "chat.yaml"]).policies.values()
+    assert policy.signals.vllm is not None
+    (container,) = engine["spec"]["template"]["spec"]["containers"]
+    assert (engine["metadata"]["name"], kustomization(ENGINE)["namespace"]) == (
+        policy.target.deployment,
+        policy.target.namespace,
+    )
+    assert container["ports"] == [{"name": "http", "containerPort": policy.signals.vllm.port}]
+    assert "replicas" not in engine["spec"]
+    assert engine["spec"]["selector"]["matchLabels"] == engine["spec"]["template"]["metadata"]["labels"]
+
+
+def test_the_engine_can_drain(engine: Json) -> None:
+    template = engine["spec"]["template"]
+    drain = drain_of(template)
+    assert (drain.pre_stop_s, drain.drain_s) == (15.0, 120.0)
+    assert drain.grace_s > 15.0 + 120.0
+    assert max_num_seqs_of(template["spec"]["containers"]) == 256
+    assert engine["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    (container,) = template["spec"]["containers"]
+    assert {container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")} == {
+        "/health"
+    }
+
+
+def test_the_engine_finds_the_plugin_that_its_init_container_installs(engine: Json, tmp_path: Path) -> None:
+    pod_spec = engine["spec"]["template"]["spec"]
+    (init,), (container,) = pod_spec["initContainers"], pod_spec["containers"]
+    (image,) = kustomization(ENGINE)["images"]
+    assert image == kustomization(BASE)["images"][0]
+    command, directory = init["args"]
+    assert (init["image"], command) == (image["name"], "plugin-install")
+    assert command_line([command, str(tmp_path)]) == 0
+    (found,) = distributions(path=[str(tmp_path)])
+    variables = {item["name"]: item["value"] for item in container["env"]}
+    assert variables["PYTHONPATH"] == directory
+    assert {variables["VLLM_PLUGINS"]} == {point.name for point in found.entry_points}
+    volumes = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
+    assert {item["mountPath"]: item["name"] for item in init["volumeMounts"]} == {directory: volumes[directory]}
+    assert volumes[variables[FOLDER_VARIABLE]] == "limits"
+    folder, _, file = variables[TOKEN_FILE_VARIABLE].rpartition("/")
+    assert (volumes[folder], file) == ("token", "token")
+    sources = {volume["name"]: set(volume) - {"name"} for volume in pod_spec["volumes"]}
+    assert sources == {name: {"secret"} if name == "token" else {"emptyDir"} for name in volumes.values()}
+    assert [item["kind"] for item in documents(ENGINE)] == ["Deployment"]
 
 
 def stages() -> list[list[list[str]]]:

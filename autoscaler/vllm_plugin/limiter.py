@@ -18,6 +18,8 @@ class Limiter:
         self.target = Target()
         self._wanted = dict(known.envelope.startup)
         self._written = dict(known.envelope.startup)
+        self._values = dict(known.envelope.startup)
+        self._occupied = -1
 
     def take(self, asked: Target) -> None:
         """Put a target in force.
@@ -27,6 +29,7 @@ class Limiter:
         check(self.target, asked, self._known.envelope)
         self.target = asked
         self._wanted = self._known.envelope.wanted(asked)
+        self._occupied = -1
         self.obey()
 
     def obey(self) -> None:
@@ -34,18 +37,26 @@ class Limiter:
 
         Raises: PassiveError, when an attribute is not what was written last: somebody else moves it.
         """
-        known, scheduler, wanted, written = self._known, self._scheduler, self._wanted, self._written
+        scheduler, written = self._scheduler, self._written
         occupied = len(scheduler.running) + getattr(scheduler, "num_waiting_for_streaming_input", 0)
-        values = dict(wanted)
-        values[SEQS] = known.envelope.admission(wanted[SEQS], occupied, clamp=known.clamp)
-        values[TOKENS] = known.envelope.budget(wanted[TOKENS], occupied)
-        for name, slot in known.slots.items():
-            found = slot.read()
+        if occupied != self._occupied:
+            self._values = self._allowed(occupied)
+            self._occupied = occupied
+        values = self._values
+        for name, slot in self._known.slots.items():
+            found = getattr(slot.owner, slot.name)
             if found != written[name]:
                 raise PassiveError("changed_by_another", f"{slot.name} is {found!r}, and we wrote {written[name]}")
             if found != values[name]:
                 slot.write(values[name])
                 written[name] = values[name]
+
+    def _allowed(self, occupied: int) -> dict[str, int]:
+        """Return the limits while so many sequences hold a place in the batch."""
+        known, values = self._known, dict(self._wanted)
+        values[SEQS] = known.envelope.admission(values[SEQS], occupied, clamp=known.clamp)
+        values[TOKENS] = known.envelope.budget(values[TOKENS], occupied)
+        return values
 
     def release(self) -> list[str]:
         """Put back the start-up value of each limit that is still as we left it; return what went wrong."""
