@@ -23,6 +23,8 @@ from autoscaler.sim.profiles import profile, profile_names
 LENGTHS, OBJECTIVES = ("prompt", "output"), ("ttft", "itl")
 DEFAULT_LENGTHS, DEFAULT_SLO = "prompt=1000,output=200", "ttft=2s,itl=100ms"
 BAD_INPUT = 2
+TIGHT = 8.0 * GIB
+"""A cache below this is told to depend on what the arithmetic knows least."""
 
 
 @click.command("plan", epilog=f"Shipped models: {', '.join(model_names())}.")
@@ -306,7 +308,8 @@ def _rows(made: Plan, timed: _Timed | None) -> Iterator[tuple[str, str, str]]:
     yield "memory", f"{made.device_bytes / gib:.1f} GiB", "of each card, as CUDA reports it"
     yield "weights", f"{made.weight_bytes / gib:.1f} GiB", f"{how} in {stored}{each}"
     yield "engine's own", f"{made.reserve_bytes / gib:.1f} GiB", "activations at these limits, CUDA graphs, kernels"
-    yield "KV cache", f"{made.kv_bytes / gib:.1f} GiB", "what gpu_memory_utilization leaves"
+    tight = f"; a release that takes 1 GiB more costs {gib / made.kv_bytes:.0%} of it" if made.kv_bytes < TIGHT else ""
+    yield "KV cache", f"{made.kv_bytes / gib:.1f} GiB", f"what gpu_memory_utilization leaves{tight}"
     yield "KV bytes a token", f"{made.kv_token_bytes:,.0f}", _why_token(made)
     blocks = f"{made.layout.block_bytes / 2**20:.2f} MiB of {made.layout.block_tokens} tokens each"
     groups = len(made.layout.groups)
@@ -344,5 +347,7 @@ def _why_token(made: Plan) -> str:
         return f"{shape.layers} layers x {shape.latent} latent x {element:g} bytes, on each card"
     element = made.kv_token_bytes / (2 * shape.layers * shape.kv_heads * shape.head_dim)
     text = f"2 x {shape.layers} layers x {shape.kv_heads} KV heads x {shape.head_dim} x {element:g} bytes"
-    windows = [f"{span.layers} of them keep {span.window:,} tokens" for span in shape.spans if span.window is not None]
+    windows = [
+        f"{span.layers} of the layers keep {span.window:,} tokens" for span in shape.spans if span.window is not None
+    ]
     return "; ".join([text, *windows])

@@ -177,6 +177,10 @@ def test_a_checkpoint_must_be_stored_as_asked_for(capsys: pytest.CaptureFixture[
     assert "- --quantization=awq  # the checkpoint must be stored so" in text
 
 
+def test_a_small_cache_is_told_what_it_depends_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "; a release that takes 1 GiB more costs 20% of it" in printed(capsys, "gpt-oss-120b", "--gpu", "h100")
+
+
 def test_more_memory_than_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(printed(capsys, "llama-3.1-8b", "--gpu", "l4", "--memory", "47.4", "--output", "json"))
     assert found["perGpu"]["memoryBytes"] == int(47.4 * 2**30)
