@@ -60,13 +60,17 @@ def test_parameters_of_a_shipped_model_are_the_published_ones(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "folder", [pytest.param("tiny-llama", id="Llama"), pytest.param("tiny-gemma3", id="Gemma 3, windows")]
+    ("folder", "page"),
+    [
+        pytest.param("tiny-llama", "cache_config_info", id="Llama"),
+        pytest.param("tiny-llama", "cache_config_info_fp8", id="8 bits"),
+        pytest.param("tiny-gemma3", "cache_config_info", id="Gemma 3, windows"),
+    ],
 )
-def test_the_cache_of_a_real_server_follows_from_its_models_configuration(folder: str) -> None:
-    page = (DATA / folder / "cache_config_info.prom").read_text()
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', page))
+def test_the_cache_of_a_real_server_follows_from_its_models_configuration(folder: str, page: str) -> None:
+    labels = dict(re.findall(r'(?<=[{,])(\w+)="([^"]*)"', (DATA / folder / f"{page}.prom").read_text()))
     shape = model(str(DATA / folder))
-    layout = kv_layout(shape, 1, kv_element_bytes(shape, "auto"), block_tokens=int(labels["block_size"]))
+    layout = kv_layout(shape, 1, kv_element_bytes(shape, labels["cache_dtype"]), int(labels["block_size"]))
     blocks = layout.blocks(float(labels["kv_cache_memory_bytes"]))
     assert blocks == int(labels["num_gpu_blocks"])
     assert layout.size_tokens(blocks, 2048, 512) == int(labels["kv_cache_size_tokens"])
