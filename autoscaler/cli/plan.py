@@ -312,8 +312,8 @@ def _rows(made: Plan, timed: _Timed | None) -> Iterator[tuple[str, str, str]]:
     yield "KV cache", f"{made.kv_bytes / gib:.1f} GiB", f"what gpu_memory_utilization leaves{tight}"
     yield "KV bytes a token", f"{made.kv_token_bytes:,.0f}", _why_token(made)
     blocks = f"{made.layout.block_bytes / 2**20:.2f} MiB of {made.layout.block_tokens} tokens each"
-    groups = len(made.layout.groups)
-    yield "blocks", f"{made.blocks:,}", blocks + (f"; a request has {groups} tables of them" if groups > 1 else "")
+    tables = len(made.layout.windows)
+    yield "blocks", f"{made.blocks:,}", blocks + (f"; a request has {tables} tables of them" if tables > 1 else "")
     yield "KV tokens", f"{made.kv_tokens:,}", "kv_cache_size_tokens of cache_config_info"
     for held in made.held:
         yield f"sequences of {held.context:,}", f"{held.sequences:,}", ""

@@ -143,32 +143,27 @@ def reserve_bytes(shape: ModelShape, gpus: int, batched_tokens: int, seqs: int) 
     return activation_bytes(shape, gpus, batched_tokens, seqs) + RUNTIME_BYTES + communication
 
 
-class Group(NamedTuple):
-    """Layers that share a block table, and the tokens that they look back on (None: all)."""
-
-    window: int | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
     """How a KV cache is cut into blocks on each GPU.
 
     Args:
-        block_tokens: tokens that a block of one group holds.
+        block_tokens: tokens that a block holds for the layers of one table.
         page_bytes: of one layer in a block.
-        group_layers: layers in each group; layers of unequal kinds are filled up to it.
-        groups: block tables of one request. A model whose layers are all alike has one.
+        table_layers: layers that share a table; layers of unequal kinds are filled up to it.
+        windows: for each block table of a request the tokens that its layers look back on, None for all. A model whose
+            layers are all alike has one table.
     """
 
     block_tokens: int
     page_bytes: float
-    group_layers: int
-    groups: tuple[Group, ...]
+    table_layers: int
+    windows: tuple[int | None, ...]
 
     @property
     def block_bytes(self) -> float:
-        """Bytes of one block: a page of each layer of a group. The groups draw on one pool of blocks."""
-        return self.page_bytes * self.group_layers
+        """Bytes of one block: a page of each layer of a table. All tables draw on one pool of blocks."""
+        return self.page_bytes * self.table_layers
 
     def blocks(self, memory_bytes: float) -> int:
         """Return the blocks that fit, the null block that vLLM keeps for itself included."""
@@ -180,9 +175,9 @@ class KvLayout:
         Args:
             in_flight: tokens scheduled and not yet settled, kept beside a window: 1 while it decodes.
         """
-        return sum(self._group_blocks(group.window, tokens, in_flight) for group in self.groups)
+        return sum(self._table_blocks(window, tokens, in_flight) for window in self.windows)
 
-    def _group_blocks(self, window: int | None, tokens: int, in_flight: int) -> int:
+    def _table_blocks(self, window: int | None, tokens: int, in_flight: int) -> int:
         whole = -(-tokens // self.block_tokens)
         if window is None:
             return whole
@@ -208,20 +203,20 @@ class KvLayout:
         Args:
             in_flight: as `request_blocks`; for vLLM's number its token budget, twice that with asynchronous scheduling.
         """
-        groups = sum(
+        request = sum(
             -(-max_model_len // self.block_tokens)
-            if group.window is None
-            else -(-min(group.window - 1 + in_flight, max_model_len) // self.block_tokens) + 1
-            for group in self.groups
+            if window is None
+            else -(-min(window - 1 + in_flight, max_model_len) // self.block_tokens) + 1
+            for window in self.windows
         )
-        return int(blocks / groups * max_model_len)
+        return int(blocks / request * max_model_len)
 
 
 def kv_layout(shape: ModelShape, gpus: int, element_bytes: float, block_tokens: int | None = None) -> KvLayout:
     """Return the layout on each of `gpus` cards.
 
     Heads are divided among the cards and repeated when there are fewer heads than cards; a latent vector is repeated
-    on each. Layers of two kinds are cut into groups of equal size, as many layers as the rarer kind has.
+    on each. Layers of two kinds are cut into tables of equal size, as many layers as the rarer kind has.
     """
     block = block_tokens or shape.block_tokens
     if shape.latent is None:
@@ -230,8 +225,8 @@ def kv_layout(shape: ModelShape, gpus: int, element_bytes: float, block_tokens: 
         token = shape.latent * element_bytes
     counts = [span.layers for span in shape.spans]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
-    groups = [Group(span.window) for span in shape.spans for _ in range(math.ceil(span.layers / size))]
-    return KvLayout(block_tokens=block, page_bytes=block * token, group_layers=size, groups=tuple(groups))
+    windows = [span.window for span in shape.spans for _ in range(math.ceil(span.layers / size))]
+    return KvLayout(block_tokens=block, page_bytes=block * token, table_layers=size, windows=tuple(windows))
 
 
 def kv_token_bytes(shape: ModelShape, element_bytes: float) -> float:

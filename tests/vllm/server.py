@@ -51,14 +51,14 @@ class Start:
 
     Args:
         max_num_seqs, max_num_batched_tokens: the ceilings.
-        blocks: of KV cache; a CPU's have 128 tokens.
+        blocks: of KV cache; a CPU's have 128 tokens. None leaves it to the engine: as many as a gigabyte holds.
         plugin: whether it is on PYTHONPATH, and named.
         arguments, variables: more of both.
     """
 
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
-    blocks: int = 64
+    blocks: int | None = 64
     plugin: bool = True
     arguments: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -188,7 +188,9 @@ def command_of(place: Place, start: Start, port: int) -> list[str]:
         "--max-num-batched-tokens",
         str(start.max_num_batched_tokens),
     ]
-    command += ["--num-gpu-blocks-override", str(start.blocks), "--enforce-eager", *start.arguments]
+    if start.blocks is not None:
+        command += ["--num-gpu-blocks-override", str(start.blocks)]
+    command += ["--enforce-eager", *start.arguments]
     if start.plugin and place.release in WITHOUT_ENDPOINTS:
         command += ["--middleware", "vllm_autoscaler_plugin.LimitsMiddleware"]
     return command
