@@ -22,15 +22,15 @@ logger = logging.getLogger("vllm.autoscaler_plugin")
 
 
 def install(plugin: str) -> None:
-    """Wrap vLLM's scheduler and engine core, once a process. Without them, say so and leave vLLM as it is."""
+    """Wrap vLLM's scheduler and engine core, once a process. Where that cannot be, say so and leave vLLM as it is."""
     try:
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.engine.core import EngineCore
         from vllm.version import __version__ as vllm
-    except ImportError as error:
-        logger.warning("autoscaler plugin: this vLLM has no scheduler that we know: %s", error)
-        return
-    wrap(Scheduler, EngineCore, vllm=vllm, plugin=plugin)
+
+        wrap(Scheduler, EngineCore, vllm=vllm, plugin=plugin)
+    except Exception as error:  # noqa: BLE001 - vLLM runs this unguarded, and would not start
+        logger.warning("autoscaler plugin: this vLLM has no scheduler that we know: %r", error)
 
 
 def wrap(scheduler: Any, core: Any, *, vllm: str, plugin: str) -> None:
@@ -38,24 +38,41 @@ def wrap(scheduler: Any, core: Any, *, vllm: str, plugin: str) -> None:
     original = scheduler.schedule
     if getattr(original, MARK, False):
         return
+    hook = Hook(vllm, plugin)
 
     @functools.wraps(original)
     def schedule(self: Any, *arguments: Any, **named: Any) -> Any:
-        before_step(self, vllm, plugin)
+        hook.before_step(self)
         return original(self, *arguments, **named)
 
     setattr(schedule, MARK, True)
-    scheduler.schedule = schedule
     setattr(core, UTILITY, lambda self, body: answer(self.scheduler, body, vllm, plugin))
+    scheduler.schedule = schedule
 
 
-def before_step(scheduler: Any, vllm: str, plugin: str) -> None:
-    """Run the hook before a step. Whatever goes wrong in it, the step takes place."""
-    control = scheduler.__dict__.get(ATTRIBUTE) or control_of(scheduler, vllm, plugin)
-    try:
-        control.before_step()
-    except Exception as error:  # noqa: BLE001 - the engine's life does not hang on this plugin
-        control.give_up(PassiveError("hook_failed", f"the hook failed: {error!r}"))
+class Hook:
+    """What runs before a step. Whatever goes wrong in it, the step takes place."""
+
+    def __init__(self, vllm: str, plugin: str) -> None:
+        """Remember whose versions to tell."""
+        self._vllm = vllm
+        self._plugin = plugin
+        self._broken = False
+
+    def before_step(self, scheduler: Any) -> None:
+        """Let the scheduler's control set the limits."""
+        if self._broken:
+            return
+        try:
+            control = scheduler.__dict__.get(ATTRIBUTE) or control_of(scheduler, self._vllm, self._plugin)
+        except Exception as error:  # noqa: BLE001 - the engine's life does not hang on this plugin
+            self._broken = True
+            logger.warning("autoscaler plugin: the limits are not moved: %r", error)
+            return
+        try:
+            control.before_step()
+        except Exception as error:  # noqa: BLE001 - for the same reason
+            control.give_up(PassiveError("hook_failed", f"the hook failed: {error!r}"))
 
 
 def control_of(scheduler: Any, vllm: str, plugin: str) -> Control:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
@@ -23,6 +24,7 @@ TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "AUTOSCALER_PLUGIN_TOKEN", "AUTOSCALER_PLU
 NATIVE_PATH = "/v1/runtime_config"
 ANSWER_S = 10.0
 LIFTED = ("contract", "plugin", "vllm", "persistent")
+logger = logging.getLogger("vllm.autoscaler_plugin")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -82,7 +84,11 @@ class LimitsEndpoint:
 
     def attach_router(self, app: Any) -> None:
         """Add the route to vLLM's application."""
-        app.add_route(PATH, LimitsRoute(lambda _: self._client), methods=["GET", "PUT"], include_in_schema=False)
+        route = LimitsRoute(lambda _: self._client)
+        try:
+            app.add_route(PATH, route, methods=["GET", "PUT"], include_in_schema=False)
+        except Exception as error:  # noqa: BLE001 - a server without this route is better than none
+            logger.warning("autoscaler plugin: the route cannot be added: %r", error)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Take the engine client, None on a server without an engine."""
@@ -210,6 +216,7 @@ def combine(states: list[dict[str, Any]], native: list[str]) -> dict[str, Any]:
     first: Mapping[str, Any] = states[0]
     return {
         **{name: first[name] for name in LIFTED},
+        "persistent": all(state["persistent"] for state in states),
         "status": "passive" if reasons else "active",
         "reason": reasons[0] if reasons else None,
         "native": native,

@@ -57,15 +57,16 @@ class Load:
         return [stream.problem for stream in self.streams if stream.problem is not None]
 
     async def until_sent(self, count: int) -> None:
-        """Wait until so many have been sent."""
+        """Wait until so many have been sent, all of them so far to a good end."""
         while True:
+            assert self.problems() == []
             if len(self.streams) >= count:
                 return
             await asyncio.sleep(POLL_S)
 
     async def client(self) -> None:
-        """Send one stream after another."""
-        while not self.stopped:
+        """Send one stream after another, until one fails."""
+        while not self.stopped and not self.problems():
             stream = Stream(output=self.output)
             self.streams.append(stream)
             await send(self.server, stream, completion(self.prompt, self.output, kind=len(self.streams) * 7))

@@ -111,7 +111,8 @@ async def run(*command: str) -> None:
 class VllmServer:
     """A server that is ready."""
 
-    def __init__(self, client: httpx.AsyncClient, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, release: str, client: httpx.AsyncClient, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.release = release
         self.client = client
         self.process = process
         self.log = log
@@ -169,7 +170,7 @@ async def running_server(place: Place, start: Start | None = None) -> AsyncItera
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", headers=headers, limits=many, timeout=START_LIMIT_S, trust_env=False
         ) as client:
-            server = VllmServer(client, process, log)
+            server = VllmServer(place.release, client, process, log)
             await ready(server)
             yield server
     finally:

@@ -138,6 +138,9 @@ async def refuses(server: VllmServer) -> None:
     for token in ("", "wrong", TOKEN + "x"):
         answer = await server.client.put(LIMITS, json={}, headers={"X-Autoscaler-Token": token})
         assert answer.status_code == httpx.codes.UNAUTHORIZED
+    # vLLM's own key as well, where its guard stands in front of the route.
+    keyless = await server.client.get(LIMITS, headers={"Authorization": ""})
+    assert keyless.status_code == (200 if server.release in WITHOUT_ENDPOINTS else 401)
     assert (await server.client.put(LIMITS, content=b" " * 5000)).status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE
     assert moving(await server.limits()) == moving(before)
 
@@ -174,24 +177,36 @@ async def keeps_its_values_over_a_crash(place: Place) -> None:
 
 
 OWN_SCHEDULE = """
+import os
 from vllm.v1.core.sched.scheduler import Scheduler
 
 class Own(Scheduler):
     def schedule(self, *arguments, **named):
+        if os.path.exists(os.environ["NAIVE"]):
+            self.max_num_running_reqs = 3
         return super().schedule(*arguments, **named)
 """
 
 
-async def test_a_scheduler_of_its_own_leaves_the_plugin_passive(place: Place) -> None:
+async def test_a_scheduler_of_its_own_is_left_alone_and_the_naive_change_would_kill_it(place: Place) -> None:
     (place.plugins / "own_schedule.py").write_text(OWN_SCHEDULE)
-    start = Start(arguments=("--scheduler-cls", "own_schedule.Own"))
+    naive = place.home / "naive"
+    start = Start(arguments=("--scheduler-cls", "own_schedule.Own"), variables={"NAIVE": str(naive)})
     async with running_server(place, start) as server:
         state = await server.limits()
         assert (state["status"], state["reason"]["code"]) == ("passive", "other_scheduler")
         answer = await server.put(1000, max_num_seqs=3)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "passive")
-        assert await serves(server)
         assert "the limits are not moved" in server.log.read_text(errors="replace")
+        async with load(server, 12) as traffic:
+            await traffic.until_sent(24)
+            assert traffic.problems() == []
+            naive.touch()
+            await asyncio.wait_for(server.process.wait(), WAIT_LIMIT_S)
+            traffic.stopped = True
+        assert traffic.problems()
+    # What `test_limits_move_under_load_and_no_request_fails` does by the route, with more running, to no harm.
+    assert "AssertionError" in server.log.read_text(errors="replace")
 
 
 async def test_without_the_plugin_there_is_no_route(place: Place) -> None:

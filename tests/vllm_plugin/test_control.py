@@ -274,6 +274,25 @@ def test_a_hook_that_fails_leaves_a_step_that_takes_place() -> None:
     assert (state["status"], state["reason"]["code"], state["effective"][SEQS]) == ("passive", "hook_failed", 16)
 
 
+class Bare:
+    """A scheduler to which nothing can be attached."""
+
+    __slots__ = ()
+
+    def schedule(self) -> str:
+        """Return that a step took place."""
+        return "a step"
+
+
+def test_a_scheduler_to_which_nothing_can_be_attached_makes_its_steps(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler: Any = type("Scheduler", (Bare,), {"__slots__": ()})
+    core = type("Core", (FakeCore,), {})
+    wrap(scheduler, core, vllm="0", plugin="0")
+    one = scheduler()
+    assert [one.schedule(), one.schedule()] == ["a step"] * 2
+    assert len([record for record in caplog.records if "the limits are not moved" in record.message]) == 1
+
+
 def test_wrapped_twice_is_wrapped_once() -> None:
     scheduler: Any = type("Scheduler", (FakeScheduler,), {})
     core = type("Core", (FakeCore,), {})

@@ -251,6 +251,11 @@ async def test_the_middleware_answers_its_path_and_passes_on_the_rest() -> None:
         assert (await client.get(PATH + "/more")).status_code == 418
 
 
+def test_an_application_that_takes_no_route_starts_without(caplog: pytest.LogCaptureFixture) -> None:
+    LimitsEndpoint().attach_router(object())
+    assert "the route cannot be added" in caplog.text
+
+
 async def test_the_endpoint_adds_the_route_and_takes_the_engine() -> None:
     added: dict[str, Any] = {}
 
