@@ -19,15 +19,18 @@ RELEASES = tuple(sorted(pins.stem for pins in (HERE / "engines").glob("*.txt")))
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line("markers", "vllm: runs real vLLM servers")
+    config.addinivalue_line("markers", "newest: on the newest release only")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test that has a place on every release; a worker keeps to one release, so that it makes one place."""
     if "place" in metafunc.fixturenames:
-        marks = {release: [pytest.mark.vllm, pytest.mark.xdist_group(release)] for release in RELEASES}
-        metafunc.parametrize(
-            "place", [pytest.param(release, marks=marks[release], id=release) for release in RELEASES], indirect=True
-        )
+        newest = metafunc.definition.get_closest_marker("newest") is not None
+        rows = [
+            pytest.param(release, marks=[pytest.mark.vllm, pytest.mark.xdist_group(release)], id=release)
+            for release in (RELEASES[-1:] if newest else RELEASES)
+        ]
+        metafunc.parametrize("place", rows, indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)

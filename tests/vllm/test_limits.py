@@ -209,6 +209,7 @@ async def test_a_scheduler_of_its_own_is_left_alone_and_the_naive_change_would_k
     assert "AssertionError" in server.log.read_text(errors="replace")
 
 
+@pytest.mark.newest
 async def test_without_the_plugin_there_is_no_route(place: Place) -> None:
     async with running_server(place, Start(plugin=False)) as server:
         assert (await server.client.get(LIMITS)).status_code == httpx.codes.NOT_FOUND
