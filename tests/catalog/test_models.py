@@ -17,6 +17,7 @@ DATA = Path(__file__).parents[1] / "data" / "plan"
 PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
+    "llama-3.3-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800,
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
@@ -31,6 +32,7 @@ PARAMETERS = {
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "deepseek-v3": 671_026_419_200,
+    "deepseek-r1": 671_026_419_200,
     "phi-4": 14_659_507_200,
 }
 LLAMA: dict[str, Any] = {
@@ -314,6 +316,6 @@ def test_an_index_without_a_size(tmp_path: Path) -> None:
 
 def test_an_unknown_model_is_told_the_known_ones() -> None:
     with pytest.raises(
-        ModelError, match=r"no such model; it is a config\.json, a folder with one, or one of deepseek-v3"
+        ModelError, match=r"no such model; it is a config\.json, a folder with one, or one of deepseek-r1"
     ):
         model("llama-9-1b")
