@@ -30,8 +30,8 @@ demo-cluster: install cluster-tools ## The same on a real control plane on this 
 
 test: test-fast test-cluster ## Run all tests
 
-test-fast: install ## Those that need no cluster (gets Debian's prometheus where it may)
-	@tests/install-prometheus
+test-fast: install ## Those that need no cluster (gets Debian's prometheus and chromium where it may)
+	@tests/install-debian
 	$(PYTEST) -n 4 -m "not cluster and not vllm"
 
 test-cluster: install cluster-tools ## Those against a real control plane, one a worker

@@ -1,4 +1,4 @@
-"""A real Prometheus server on loopback, for tests: Debian's package, which `tests/install-prometheus` installs."""
+"""A real Prometheus server on loopback, for tests: Debian's package, which `tests/install-debian` installs."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ import pytest
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 20.0
 POLL_S = 0.05
-MISSING = "prometheus is not installed; tests/install-prometheus does it where it may"
+MISSING = "prometheus is not installed; tests/install-debian does it where it may"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,15 @@
 let data = null;
 const charts = document.getElementById("charts");
 const style = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+// The width that an element leaves for a chart: Plotly looks for it only the first time.
+function roomIn(element) {
+  const { paddingLeft, paddingRight } = getComputedStyle(element);
+  return element.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+}
+
+const NARROW = matchMedia("(max-width: 760px)");
+// Where a finger moves the page, it must not zoom a chart that fills the screen: nothing could be scrolled any more.
+const dragmode = () => matchMedia("(pointer: coarse)").matches ? false : "zoom";
 
 // Rows of the figure, top to bottom: [from, to] of its height.
 const ROWS = {
@@ -30,7 +39,7 @@ function traces() {
   const pick = (up, down) => data.actions.map(action => action.up ? up : down);
   return [
     {
-      type: "scatter", mode: "lines", name: "traffic", legend: "legend", x: data.traffic.at, y: data.traffic.rate,
+      type: "scatter", mode: "lines", name: NARROW.matches ? "requests/s" : "traffic", legend: "legend", x: data.traffic.at, y: data.traffic.rate,
       yaxis: "y7", fill: "tozeroy", fillcolor: style("traffic"), line: { color: style("traffic-line"), width: 0.8 },
       hovertemplate: "%{y:.1f} requests/s",
     },
@@ -75,10 +84,24 @@ function level(axis, y, color, text) {
   };
 }
 
-function heading(row, text) {
+// On a narrow screen the lines of the legend lie between the heading and its chart.
+function heading(row, text, lines = 0) {
+  const narrow = NARROW.matches ? { xshift: -42, yshift: 8 + 19 * lines } : { yshift: 8 };
   return {
-    xref: "paper", x: 0, xanchor: "left", yref: "paper", y: ROWS[row][1], yanchor: "bottom", yshift: 8,
-    text: `<b>${text}</b>`, showarrow: false, font: { size: 13, color: style("ink") },
+    xref: "paper", x: 0, xanchor: "left", yref: "paper", y: ROWS[row][1], yanchor: "bottom",
+    text: `<b>${text}</b>`, showarrow: false, font: { size: 13, color: style("ink") }, ...narrow,
+  };
+}
+
+// What an event says, on the side of its line that has room; in short lines where the screen is narrow.
+function eventText(event, index) {
+  const left = event.at - data.span[0] > data.span[1] - event.at;
+  const words = NARROW.matches ? event.text.replace(/(.{12,20}) /g, "$1<br>") : event.text;
+  return {
+    // one line lower each, so that events close to each other stay readable
+    xref: "x", x: event.at, xanchor: left ? "right" : "left", yref: "paper", y: ROWS.replicas[1], yanchor: "top",
+    xshift: left ? -5 : 5, yshift: -15 * (index % 4), align: left ? "right" : "left",
+    text: words, showarrow: false, font: { size: 11.5, color: style("muted") },
   };
 }
 
@@ -90,8 +113,10 @@ function roof(values, limit) {
 }
 
 function cut(values, top, unit) {
-  return values.some(v => v !== null && v > top) ? `</b>, bars cut at ${top.toPrecision(2)} ${unit}<b>` : "";
+  return values.some(v => v !== null && v > top) ? `</b>, bars cut at ${Number(top.toPrecision(2))} ${unit}<b>` : "";
 }
+
+const slo = value => NARROW.matches ? "SLO" : `SLO ${value}`;
 
 function layout() {
   const levels = [
@@ -99,28 +124,23 @@ function layout() {
     level("y2", data.thresholds.down, "green", "down " + data.thresholds.down),
   ];
   if (data.thresholds.critical !== null) levels.push(level("y2", data.thresholds.critical, "red", "critical"));
-  if (data.slo.ttft !== null) levels.push(level("y5", data.slo.ttft, "red", `SLO ${data.slo.ttft} s`));
-  if (data.slo.itl !== null) levels.push(level("y6", data.slo.itl * 1000, "red", `SLO ${data.slo.itl * 1000} ms`));
+  if (data.slo.ttft !== null) levels.push(level("y5", data.slo.ttft, "ink", slo(`${data.slo.ttft} s`)));
+  if (data.slo.itl !== null) levels.push(level("y6", data.slo.itl * 1000, "ink", slo(`${data.slo.itl * 1000} ms`)));
   const events = data.events.map((event, index) => ({
     shape: {
       type: "line", xref: "x", x0: event.at, x1: event.at, yref: "paper", y0: 0, y1: ROWS.replicas[1], layer: "below",
       line: { color: style("muted"), width: 1, dash: "dot" },
     },
-    annotation: {
-      // one line lower each, so that events close to each other stay readable
-      xref: "x", x: event.at, xanchor: "right", yref: "paper", y: ROWS.replicas[1], yanchor: "top", xshift: -5,
-      yshift: -15 * (index % 4),
-      text: event.text, showarrow: false, font: { size: 11.5, color: style("muted") },
-    },
+    annotation: eventText(event, index),
   }));
   const axis = (row, title, extra) => Object.assign({
     domain: ROWS[row], anchor: "x", rangemode: "tozero", gridcolor: style("grid"), zerolinecolor: style("rule"),
-    title: { text: title, font: { size: 11.5, color: style("muted") }, standoff: 6 }, fixedrange: true, nticks: 5,
-    tickfont: { size: 11, color: style("muted") },
+    title: { text: NARROW.matches ? "" : title, font: { size: 11.5, color: style("muted") }, standoff: 6 },
+    fixedrange: true, nticks: 5, tickfont: { size: 11, color: style("muted") },
   }, extra);
   const legend = (row, extra) => Object.assign({
     orientation: "h", x: 1, xanchor: "right", y: ROWS[row][1] + 0.006, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)",
-    font: { size: 12, color: style("ink") },
+    font: { size: NARROW.matches ? 11 : 12, color: style("ink") },
   }, extra);
   const milliseconds = data.bins.itl.map(v => v === null ? null : v * 1000);
   const roofs = {
@@ -128,14 +148,17 @@ function layout() {
     itl: roof(milliseconds, data.slo.itl === null ? null : data.slo.itl * 1000),
   };
   const most = Math.max(1, ...data.ordered, ...data.demand.filter(v => v !== null));
+  const each = NARROW.matches ? "p99" : `exact p99 of each ${data.bin}`;
   return {
-    height: 1180, margin: { l: 58, r: 88, t: 8, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    ...(NARROW.matches ? { height: 1480, margin: { l: 46, r: 64, t: 70, b: 38 } } : { height: 1180, margin: { l: 58, r: 88, t: 8, b: 38 } }),
+    width: roomIn(charts), dragmode: dragmode(),
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, color: style("ink"), size: 12 },
     hovermode: "x unified", hoverdistance: 15, bargap: 0,
     hoverlabel: { bgcolor: style("card"), bordercolor: style("rule"), font: { color: style("ink"), size: 12 }, align: "left", namelength: -1 },
     xaxis: {
       type: "date", anchor: "y6", range: data.span, gridcolor: style("grid"), tickfont: { size: 11, color: style("muted") },
-      showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikecolor: style("muted"),
+      tickangle: 0, ticks: "outside", ticklen: 5, tickcolor: "rgba(0,0,0,0)", showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikecolor: style("muted"),
       spikedash: "solid", hoverformat: "%a %H:%M:%S", zeroline: false,
     },
     yaxis: axis("replicas", "replicas", { range: [0, most * 1.12], overlaying: "y7", dtick: most > 12 ? undefined : 2 }),
@@ -149,17 +172,34 @@ function layout() {
     shapes: [...levels, ...events].map(item => item.shape),
     annotations: [
       ...[...levels, ...events].map(item => item.annotation),
-      // on a narrow screen the legend needs the whole line
-      ...(charts.clientWidth < 860 ? [] : [heading("replicas", "Replicas and traffic")]), heading("score", "Score and its parts"),
-      heading("load", "Queue and KV cache"),
-      heading("ttft", `Time to first token, exact p99 of each ${data.bin}` + cut(data.bins.ttft, roofs.ttft, "s")),
-      heading("itl", `Time between tokens, exact p99 of each ${data.bin}` + cut(milliseconds, roofs.itl, "ms")),
+      heading("replicas", "Replicas and traffic", 3), heading("score", "Score and its parts", 2),
+      heading("load", "Queue and KV cache", 2),
+      heading("ttft", `Time to first token, ${each}` + cut(data.bins.ttft, roofs.ttft, "s")),
+      heading("itl", `Time between tokens, ${each}` + cut(milliseconds, roofs.itl, "ms")),
     ],
   };
 }
 
 function draw() {
-  Plotly.react(charts, traces(), layout(), { responsive: true, displayModeBar: false });
+  Plotly.react(charts, traces(), layout(), { displayModeBar: false });
+  everything.hidden = true;
+}
+
+// A way back from a part of the time to all of it, which needs no double-click: a finger has none here.
+const everything = document.createElement("button");
+everything.className = "everything";
+everything.textContent = "Show everything";
+everything.addEventListener("click", () => Plotly.relayout(charts, { "xaxis.range": data.span }));
+document.body.append(everything);
+
+const moment = value => typeof value === "number" ? value : Date.parse(value.length > 10 ? value.replace(" ", "T") + "Z" : value);
+
+// Offer the way back wherever not all is shown; Plotly tells of each change once it knows the charts.
+function offerEverything() {
+  charts.on("plotly_relayout", () => {
+    const range = charts.layout.xaxis.range.map(moment);
+    everything.hidden = range[0] <= data.span[0] && range[1] >= data.span[1];
+  });
 }
 
 // Show what was around a moment, and scroll to it.
@@ -167,4 +207,17 @@ function showAround(at) {
   const around = Math.min(15 * 60 * 1000, (data.span[1] - data.span[0]) / 6);
   Plotly.relayout(charts, { "xaxis.range": [at - around, at + around] });
   charts.scrollIntoView({ behavior: "smooth" });
+}
+
+// Draw anew whenever the page looks otherwise: other colours, or another width. A phone changes its height as it scrolls.
+function drawAnew(draw) {
+  const wide = () => document.documentElement.clientWidth;  // innerWidth grows with what juts out
+  let width = wide(), waiting = 0;
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  addEventListener("resize", () => {
+    if (wide() === width) return;
+    width = wide();
+    clearTimeout(waiting);
+    waiting = setTimeout(draw, 150);
+  });
 }

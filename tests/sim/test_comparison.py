@@ -1,8 +1,6 @@
-"""The comparison's table and page; the page in a real browser, where there is one."""
+"""The comparison's table and page; `test_report_browser.py` looks at the page."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +17,6 @@ POLICY = Policy(
     name="chat", target=TargetRef(deployment="chat", namespace="serving"), replicas=ReplicaBounds(min=1, max=8)
 )
 STATIC = replace(POLICY, name="<b>static</b>", replicas=ReplicaBounds(min=3, max=3))
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
 HEADING = Heading(
     title="chat & static on a step",
     facts=[("workload", "a step"), ("seeds", "1 to 2")],
@@ -118,28 +113,3 @@ def test_a_restless_run_does_not_fill_the_page(ran: dict[tuple[str, int], Run]) 
     restless = detail("chat", 1, [acted] * (MAX_ACTIONS + 50), POLICY, one.summary)
     assert restless.actions.count("<tr") == MAX_ACTIONS
     assert restless.action_count == MAX_ACTIONS + 50
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium here: the page is not drawn")
-def test_a_browser_shows_its_pictures(page: Path, tmp_path: Path, details: list[Detail]) -> None:
-    """The scripts run to their end, and each picture has its lines."""
-    command = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    command += [f"--user-data-dir={tmp_path}/profile", "--window-size=1400,3000", "--virtual-time-budget=20000"]
-    shown = subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    ).stdout
-    drawn = re.search(r'<html[^>]* data-drawn="(\d+)"', shown)
-    assert drawn is not None, "the scripts did not end"
-    assert int(drawn[1]) >= 4
-    for picture, lines in (("pareto", 4), ("latency", 4), ("side", 6), ("charts", 12)):
-        start = shown.index(f'id="{picture}"')
-        traces = re.findall(r'<g class="trace (?:scatter|bars)', shown[start : _end_of(shown, picture)])
-        assert len(traces) >= lines, f"{picture} shows {len(traces)} lines"
-    assert re.search(r'<p id="facts"[^>]*>\d+\.\d\d % of [\d,]+ requests', shown)
-    assert shown.count('<tr data-at="') == details[0].action_count
-    assert len(re.findall(r'<button aria-pressed="(?:true|false)"', shown)) == 2
-
-
-def _end_of(shown: str, picture: str) -> int:
-    order = ["pareto", "latency", "side", "charts", "actions"]
-    return shown.index(f'id="{order[order.index(picture) + 1]}"')
