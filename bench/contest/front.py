@@ -71,6 +71,7 @@ class Duel:
     Args:
         gpu_hours: the rival's.
         ours: what our front takes for as much; None where it does not reach it.
+        spanned: whether it attains at least what the cheapest of ours does.
     """
 
     match: str
@@ -78,6 +79,7 @@ class Duel:
     attainment: float
     gpu_hours: float
     ours: float | None
+    spanned: bool
 
     @property
     def ratio(self) -> float | None:
@@ -86,7 +88,7 @@ class Duel:
 
 
 def duel(match: Match, row: Row) -> Duel | None:
-    """Return it; None where no seed is shared, or the rival attains less than the cheapest of ours."""
+    """Return it; None where no seed is shared. A rival that attains less than the cheapest of ours meets that one."""
     ours = swept(match)
     shared = row.seeds & ours[0].seeds if ours else frozenset()
     curve = our_front(match, shared) if shared else None
@@ -94,17 +96,20 @@ def duel(match: Match, row: Row) -> Duel | None:
         return None
     row = row.on(shared)
     attained, used = row.mean("attainment"), row.mean("gpu_hours")
-    if attained < curve.lowest:
-        return None
     return Duel(
-        match=match.name, policy=row.policy, attainment=attained, gpu_hours=used, ours=curve.gpu_hours(attained)
+        match=match.name,
+        policy=row.policy,
+        attainment=attained,
+        gpu_hours=used,
+        ours=curve.gpu_hours(attained),
+        spanned=attained >= curve.lowest,
     )
 
 
 def duels(match: Match) -> list[Duel]:
-    """Return those with every rival and static fleet of a match."""
+    """Return those with the rivals and static fleets of a match that attain what one of our margins does."""
     rows = (row for row in match.rows if row.kind != "ours" and row.policy != "oracle")
-    return [found for row in rows if (found := duel(match, row)) is not None]
+    return [found for row in rows if (found := duel(match, row)) is not None and found.spanned]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ MEAN_OVER, WORST_OVER = 1.08, 1.15
 FEWER, ABOVE = 0.25, 0.03
 REVERSALS, POINTS, FAILED = 1.0, 0.05, 0.0002
 RAMP_REPLICAS, RAMP_COLD = 5.9, 0.97
+SHOWN = 3
+"""Of those that are in the way of a target so many are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +78,24 @@ def _against_one_configuration(played: Sequence[Match]) -> Target:
     )
     rival = next((one for one in everywhere(played) if one.kind == "rival"), None)
     found = [] if rival is None else [duel(*pair) for pair in zip(rival.matches, rival.rows, strict=True)]
-    ratios = [one.ratio for one in found if one is not None and one.ratio is not None]
-    if rival is None or not ratios:
+    known = [one for one in found if one is not None]
+    if rival is None or not known:
         return Target(text=text)
-    fewer = 1.0 - fmean(ratios)
-    reached = f"{_fewer(fewer)} than `{rival.policy}` on average ({_fewer(1.0 - max(ratios))} to "
-    reached += f"{_fewer(1.0 - min(ratios))})"
+    ratios = [one.ratio for one in known if one.ratio is not None]
+    fewer = 1.0 - fmean(ratios) if ratios else 0.0
+    words = [f"{_fewer(fewer)} than `{rival.policy}` on average ({_span(ratios)})"] if ratios else []
     if not rival.attains:
         low, where = rival.lowest
-        reached += f"; that rival attains {attained_percent(low)} on {where}, and none attains everywhere"
-    if left := len(found) - len(ratios):
-        reached += f"; on {left} of {len(found)} our margins do not span its attainment"
-    return Target(text=text, reached=reached, met=fewer >= FEWER and not left)
+        words.append(f"that rival attains {attained_percent(low)} on {where}, and none attains everywhere")
+    if beyond := sum(one.ratio is None for one in known):
+        words.append(f"it attains more than any of our margins on {beyond} of {len(known)}")
+    if below := sum(not one.spanned for one in known):
+        words.append(f"it attains less than any on {below} of {len(known)}: there it meets our cheapest")
+    return Target(text=text, reached="; ".join(words), met=fewer >= FEWER and not beyond)
+
+
+def _span(ratios: Sequence[float]) -> str:
+    return f"{_fewer(1.0 - max(ratios))} to {_fewer(1.0 - min(ratios))}"
 
 
 def _fewer(share: float) -> str:
@@ -98,20 +106,22 @@ def _front(found: Sequence[Duel]) -> Target:
     text = f"never more than {percent(ABOVE, 0)} above any rival's or static fleet's front, the margin swept"
     if not found:
         return Target(text=text)
-    missed = [
-        f"`{one.policy}` on {one.match} ({attained_percent(one.attainment)})" for one in found if one.ratio is None
-    ]
-    ratios = [(one.ratio, one.policy, one.match, one.attainment) for one in found if one.ratio is not None]
-    reached = ""
+    ratios = [(one.ratio, one) for one in found if one.ratio is not None]
+    beyond = [one for one in found if one.ratio is None]
+    words = []
     if ratios:
-        ratio, policy, match, attained = max(ratios)
-        above = sum(one[0] > 1.0 + ABOVE for one in ratios)
-        reached = f"at most {ratio:.3f} x, `{policy}` on {match} at {attained_percent(attained)}"
-        reached += f"; {above} of {len(found)} are above"
-    if missed:
-        reached += f"; not reached by any margin: {', '.join(missed)}"
-    met = not missed and all(ratio <= 1.0 + ABOVE for ratio, *_ in ratios)
-    return Target(text=text, reached=reached.removeprefix("; "), met=met)
+        ratio, worst = max(ratios, key=lambda pair: pair[0])
+        words.append(f"at most {ratio:.3f} x, {_named(worst)}")
+    above = sum(ratio > 1.0 + ABOVE for ratio, _ in ratios)
+    words.append(f"{above} of {len(found)} are above")
+    if beyond:
+        shown = ", ".join(map(_named, beyond[:SHOWN])) + (", ..." if len(beyond) > SHOWN else "")
+        words.append(f"{len(beyond)} attain more than any of our margins: {shown}")
+    return Target(text=text, reached="; ".join(words), met=not beyond and not above)
+
+
+def _named(one: Duel) -> str:
+    return f"`{one.policy}` on {one.match} ({attained_percent(one.attainment)})"
 
 
 def _restless(days: Sequence[tuple[Match, Row]]) -> Iterator[Target]:
