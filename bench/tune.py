@@ -71,9 +71,16 @@ def score(attained: Sequence[float], over_fluid: Sequence[float]) -> float:
 
 def scored(entry: Mapping[str, Any]) -> float:
     """Return the score of a candidate that was logged, over its workloads that are scored."""
-    rows = list(zip(entry["workloads"], entry["attained"], entry["over_fluid"], strict=True))
-    counted = [row for row in rows if row[0] not in TUNINGS or TUNINGS[row[0]].scored] or rows
+    rows = zip(entry["workloads"], entry["attained"], entry["over_fluid"], strict=True)
+    names = _counted(entry["workloads"])
+    counted = [row for row in rows if row[0] in names]
     return score([share for _, share, _ in counted], [over for _, _, over in counted])
+
+
+def _counted(workloads: Sequence[str]) -> tuple[str, ...]:
+    """Return those that are scored; all of them where none is."""
+    found = tuple(name for name in workloads if name not in TUNINGS or TUNINGS[name].scored)
+    return found or tuple(workloads)
 
 
 def evaluate(candidate: Candidate, workloads: Sequence[str], folder: Path) -> dict[str, object]:
@@ -128,7 +135,8 @@ def _search(chosen: argparse.Namespace) -> None:
         for number in range(chosen.budget if rival == OURS or spans(RIVALS[rival]) else 1)
     ]
     workloads, folder, version = tuple(chosen.only), chosen.traces.resolve(), commit()
-    todo = [one for one in every if (one.rival, one.number, one.seed, workloads) not in done]
+    counted = _counted(workloads)
+    todo = [one for one in every if (one.rival, one.number, one.seed, counted) not in done]
     chosen.log.parent.mkdir(parents=True, exist_ok=True)
     for entry in _evaluated(todo, workloads, folder, chosen.jobs):
         with chosen.log.open("a") as file:
@@ -136,9 +144,7 @@ def _search(chosen: argparse.Namespace) -> None:
         done[_key(entry)] = entry
         print(f"{entry['rival']} {entry['number']}: {scored(entry):.3f} {_words(entry['values'])}", flush=True)
     best = {
-        rival: min(
-            (done[one.rival, one.number, one.seed, workloads] for one in every if one.rival == rival), key=scored
-        )
+        rival: min((done[one.rival, one.number, one.seed, counted] for one in every if one.rival == rival), key=scored)
         for rival in chosen.rivals
     }
     known = json.loads(chosen.output.read_text()) if chosen.output.exists() else {}
@@ -169,7 +175,7 @@ def _logged(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _key(entry: Mapping[str, Any]) -> tuple[str, int, int, tuple[str, ...]]:
-    return entry["rival"], entry["number"], entry["seed"], tuple(entry["workloads"])
+    return entry["rival"], entry["number"], entry["seed"], _counted(entry["workloads"])
 
 
 def _words(values: Mapping[str, float]) -> str:

@@ -1,6 +1,7 @@
 """The search for rivals' values: the vendor's first, the same draws anywhere, logged, and it goes on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,16 @@ def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     assert log.read_text() == whole
     assert _search(tmp_path, "hpa-queue", budget=2) == 0
     assert log.read_text() == whole
+
+
+def test_a_workload_that_is_not_scored_need_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored_one = Tuning(make=_steps, hours=(0.01, 0.09), profile="llama-3.1-70b-h100x4", ttft_s=2.0, tpot_s=0.2)
+    monkeypatch.setattr(tune, "TUNINGS", {"small": scored_one, "surge": replace(scored_one, scored=False)})
+    assert _search(tmp_path, "hpa-queue") == 0
+    whole = (tmp_path / "log.jsonl").read_text()
+    assert json.loads(whole.splitlines()[0])["workloads"] == ["small", "surge"]
+    assert _search(tmp_path, "hpa-queue", "--only", "small") == 0
+    assert (tmp_path / "log.jsonl").read_text() == whole
 
 
 def test_candidates_are_drawn_from_their_spans_and_the_first_is_the_vendors() -> None:
