@@ -66,7 +66,7 @@ bench-cluster: install cluster-tools ## Measure on a real control plane: reactio
 	$(BIN)/python -m bench failover
 
 bench-autoscaling: install ## Policies on request traces, simulated: make bench-autoscaling TRACES=dir (hours; resumable)
-	$(BIN)/python -m bench autoscaling --traces $(TRACES) --sweep --ablations --jobs 2 --resume docs/benchmark/results.jsonl --page docs/benchmark.md
+	$(BIN)/python -m bench autoscaling --traces $(TRACES) --sweep --ablations $(if $(wildcard docs/benchmark/tuned.json),--tuned docs/benchmark/tuned.json) --jobs 2 --resume docs/benchmark/results.jsonl --page docs/benchmark.md
 
 lock: ## Resolve the development environment again
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
