@@ -117,11 +117,11 @@ def test_the_sweep_ablations_and_our_tuned_values_run_beside(folder: Path, tmp_p
     results = tmp_path / "results.jsonl"
     wanted = ("--only", "ours margin x4,ours by score,ours tuned", "--sweep", "--ablations", "--tuned", str(tuned))
     assert _run(folder, results, *wanted) == 0
-    entries = {entry.policy: entry for entry in read(results)}
+    entries, shipped = {entry.policy: entry for entry in read(results)}, the_policy(DEFAULT).prediction
     assert entries["ours margin x4"].settings == {
         "file": "default.yaml",
-        "prediction.zUp": pytest.approx(4.8),
-        "prediction.zKeep": pytest.approx(8.8),
+        "prediction.zUp": pytest.approx(4.0 * shipped.z_up),
+        "prediction.zKeep": pytest.approx(4.0 * shipped.z_keep),
     }
     assert entries["ours by score"].settings["sizing"] == "score"
     assert entries["ours tuned"].settings["prediction.zUp"] == 2.0
