@@ -54,6 +54,8 @@ class Start:
         blocks: of KV cache; a CPU's have 128 tokens. None leaves it to the engine: as many as a gigabyte holds.
         plugin: whether it is on PYTHONPATH, and named.
         arguments, variables: more of both.
+        pod: whose emptyDir it has. The same again is the same pod with a restarted container.
+        host, port: where it listens, as on a pod's own address in 127.0.0.0/8; port 0 takes a free one.
     """
 
     max_num_seqs: int = 16
@@ -62,11 +64,14 @@ class Start:
     plugin: bool = True
     arguments: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    pod: str = "pod"
+    host: str = "127.0.0.1"
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What outlives a server: the model, the installed plugin, and the folder that stands for a pod's emptyDir."""
+    """What outlives a server: the model, the installed plugin, and the folders that stand for pods' emptyDirs."""
 
     release: str
     home: Path
@@ -81,10 +86,9 @@ class Place:
         """Return the folder that the init container fills."""
         return self.home / "plugins"
 
-    @property
-    def state(self) -> Path:
+    def state(self, pod: str = "pod") -> Path:
         """Return the folder that the plugin writes to."""
-        return self.home / "state"
+        return self.home / "state" / pod
 
 
 @asynccontextmanager
@@ -93,7 +97,6 @@ async def new_place(release: str) -> AsyncIterator[Place]:
     python = environment(release) / "venv" / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="vllm-") as name:
         place = Place(release=release, home=Path(name))
-        place.state.mkdir()
         await run(str(python), str(HERE / "tiny_model.py"), str(place.model))
         command = "from autoscaler.cli import main; main()"
         await run(sys.executable, "-c", command, "plugin-install", str(place.plugins))
@@ -154,8 +157,9 @@ class VllmServer:
 async def running_server(place: Place, start: Start | None = None) -> AsyncIterator[VllmServer]:
     """Start a server, wait until it is ready, and end it with all its processes."""
     start = start or Start()
-    (port,) = free_ports(1)
-    log = place.home / f"server-{port}.log"
+    port = start.port or free_ports(1)[0]
+    place.state(start.pod).mkdir(parents=True, exist_ok=True)
+    log = place.home / f"server-{start.pod}.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
             *command_of(place, start, port),
@@ -168,7 +172,7 @@ async def running_server(place: Place, start: Start | None = None) -> AsyncItera
     many = httpx.Limits(max_connections=None)
     try:
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", headers=headers, limits=many, timeout=START_LIMIT_S, trust_env=False
+            base_url=f"http://{start.host}:{port}", headers=headers, limits=many, timeout=START_LIMIT_S, trust_env=False
         ) as client:
             server = VllmServer(place.release, client, process, log)
             await ready(server)
@@ -181,7 +185,7 @@ def command_of(place: Place, start: Start, port: int) -> list[str]:
     """Return the command line of a server. It yields to whatever else this machine does."""
     python = environment(place.release) / "venv" / "bin" / "python"
     command = ["nice", "-n", "5", str(python), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--api-key", API_KEY]
+    command += ["--host", start.host, "--port", str(port), "--api-key", API_KEY]
     command += ["--model", str(place.model), "--served-model-name", MODEL, "--max-model-len", "2048"]
     command += [
         "--max-num-seqs",
@@ -216,7 +220,7 @@ def variables_of(place: Place, start: Start) -> dict[str, str]:
         variables |= {
             "PYTHONPATH": str(place.plugins),
             "VLLM_PLUGINS": "autoscaler",
-            "AUTOSCALER_PLUGIN_DIR": str(place.state),
+            "AUTOSCALER_PLUGIN_DIR": str(place.state(start.pod)),
             "AUTOSCALER_PLUGIN_TOKEN": TOKEN,
         }
     return variables | dict(start.variables)

@@ -153,9 +153,9 @@ def moving(state: dict[str, Any]) -> tuple[int, dict[str, int]]:
 async def takes_the_file_and_keeps_it(server: VllmServer, place: Place) -> None:
     """Replace the file: it is as good as a PUT."""
     following = (await server.limits())["generation"] + 1
-    part = place.state / "part"
+    part = place.state() / "part"
     part.write_text(json.dumps({"generation": following, "limits": {"max_num_seqs": 7}}))
-    part.replace(place.state / "target.json")
+    part.replace(place.state() / "target.json")
     state = await server.limits()
     assert (state["applied_generation"], state["engines"][0]["effective"]["max_num_seqs"]) == (following, 7)
     assert state["persistent"] is True
@@ -166,7 +166,7 @@ async def keeps_its_values_over_a_crash(place: Place) -> None:
     async with running_server(place) as server:
         state = await server.limits()
         assert state["engines"][0]["effective"]["max_num_seqs"] == 7
-        shown = json.loads((place.state / "state-0.json").read_text())
+        shown = json.loads((place.state() / "state-0.json").read_text())
         assert (shown["applied_generation"], shown["vllm"]) == (state["generation"], place.release)
         async with load(server, 12) as traffic:
             while len(traffic.streams) < 24:
@@ -207,6 +207,35 @@ async def test_a_scheduler_of_its_own_is_left_alone_and_the_naive_change_would_k
         assert traffic.problems()
     # What `test_limits_move_under_load_and_no_request_fails` does by the route, with more running, to no harm.
     assert "AssertionError" in server.log.read_text(errors="replace")
+
+
+@pytest.mark.newest
+async def test_every_engine_of_a_server_takes_a_target_and_keeps_room_for_speculation(place: Place) -> None:
+    speculation = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 1}'
+    start = Start(
+        arguments=("--data-parallel-size", "2", "--speculative-config", speculation),
+        variables={"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        pod="parallel",
+    )
+    async with running_server(place, start) as server:
+        async with load(server, 30, prompt=60) as traffic:
+            await traffic.until_sent(60)
+            state = await server.moved(max_num_seqs=3, max_num_batched_tokens=4)
+            for index, engine in enumerate(state["engines"]):
+                assert (engine["engine"], engine["floors"]["max_num_batched_tokens"]) == (index, 4)
+                # Four tokens for every sequence: one, and three that are guessed.
+                assert engine["effective"]["max_num_batched_tokens"] >= 4 * engine["running"]
+
+            async def drained() -> bool:
+                return all(engine["running"] <= 3 for engine in (await server.limits())["engines"])
+
+            await until(drained, "at most 3 running in each")
+            await server.moved()
+            await traffic.until_sent(120)
+        assert traffic.problems() == []
+        assert {path.name for path in place.state("parallel").iterdir()} == {
+            *("state-0.json", "state-1.json", "target.json")
+        }
 
 
 @pytest.mark.newest
