@@ -15,10 +15,10 @@ from autoscaler.core.types import (
     Drain,
     Gap,
     GapReason,
-    Hold,
     Pod,
     PodPhase,
     Reason,
+    ScaleReplicas,
     Snapshot,
     TargetStatus,
 )
@@ -443,7 +443,7 @@ def judge_decision(decision: Decision, explained: str) -> Finding:
     Args:
         explained: the decision in one line.
     """
-    if not isinstance(decision.action, Hold):
+    if isinstance(decision.action, ScaleReplicas):
         return ok("decision", f"scale {decision.action.seen} to {decision.action.to}: {explained}")
     if decision.reason in STUCK:
         return warning("decision", f"hold: {explained}", f"see {decision.reason} in docs/reasons.md")

@@ -153,6 +153,7 @@ def merge(status: TargetStatus, readings: Sequence[Reading], at: float, schedule
         samples=tuple(samples[name] for name in sorted(samples)),
         gaps=tuple(gaps),
         schedules=schedules,
+        limits=tuple(limits for reading in readings for limits in reading.limits),
     )
 
 

@@ -10,7 +10,7 @@ from autoscaler.core.decide import decide
 from autoscaler.core.memory import Memory, recall
 from autoscaler.core.policy import Policy
 from autoscaler.core.state import State, absorb, advance
-from autoscaler.core.types import Decision, Hold, Outcome, Snapshot
+from autoscaler.core.types import Decision, Hold, Outcome, ScaleReplicas, SetBatching, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,7 +104,7 @@ class Summary:
         self.wanted_seconds += elapsed * decision.proposal.replicas
         self.reasons[decision.reason] = self.reasons.get(decision.reason, 0) + 1
         change = decision.proposal.replicas - decision.proposal.current
-        if isinstance(decision.action, Hold) or change == 0:
+        if not isinstance(decision.action, ScaleReplicas) or change == 0:
             return
         direction = 1 if change > 0 else -1
         self.ups += direction > 0
@@ -132,7 +132,10 @@ def differs(left: Decision | None, right: Decision | None) -> bool:
     """Tell whether two decisions on one snapshot would act differently."""
     if left is None or right is None:
         return left is not right
-    return left.proposal.replicas != right.proposal.replicas
+    if left.proposal.replicas != right.proposal.replicas:
+        return True
+    limits = [one.action.limits if isinstance(one.action, SetBatching) else None for one in (left, right)]
+    return limits[0] != limits[1]
 
 
 def first_difference(left: object, right: object, path: str = "") -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from autoscaler.core.policy import Policy
 from autoscaler.core.state import State
-from autoscaler.core.types import Action, Decision, Hold, Outcome, Reading, ScaleReplicas, Snapshot, TargetStatus
+from autoscaler.core.types import Action, Decision, Outcome, Reading, ScaleReplicas, Snapshot, TargetStatus
 from autoscaler.errors import ActuationError, Problem
 from autoscaler.loop import Parts
 from tests.core.world import START, World
@@ -105,7 +105,7 @@ class WorldTarget:
 
     async def apply(self, action: Action) -> Outcome:
         """Set the replicas, provided that they are as seen."""
-        if isinstance(action, Hold):
+        if not isinstance(action, ScaleReplicas):
             return Outcome.UNCHANGED
         self.attempts += 1
         await _maybe(self.before_write, self.attempts - 1)

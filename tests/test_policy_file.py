@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.policy import Policy, StepTime
+from autoscaler.core.policy import BatchingMode, Policy, StepTime
 from autoscaler.errors import PolicyError, Problem
 from autoscaler.policy_file import (
     Loaded,
@@ -394,7 +394,22 @@ BAD = [
     pytest.param("scaleUp: {max_step: 3}", "spec.scaleUp.max_step", "did you mean maxStep?", id="snake case"),
     pytest.param("scaleUp: {maxSteps: 3}", "spec.scaleUp.maxSteps", "did you mean maxStep?", id="misspelt"),
     pytest.param("maxStep: 3", "spec.maxStep", "spec.scaleUp.maxStep or spec.scaleDown.maxStep", id="wrong level"),
-    pytest.param("batching: {mode: auto}", "spec.batching", "unknown key; known here: target", id="not yet known"),
+    pytest.param("sharding: {mode: auto}", "spec.sharding", "unknown key; known here: target", id="unknown"),
+    pytest.param(
+        "batching: {mode: on}", "spec.batching.mode", "must be 'off', 'auto' or 'live'", id="a switch that is none"
+    ),
+    pytest.param("batching: {mode: auto, window: 8s}", "spec.batching.window", "at least two intervals", id="window"),
+    pytest.param(
+        "batching: {sequences: {min: 9, max: 4}}", "spec.batching.sequences.min", "above its max", id="bounds"
+    ),
+    pytest.param("batching: {ladder: {hard: 0.8}}", "spec.batching.ladder.hard", "must not be below", id="rungs"),
+    pytest.param("batching: {tolerance: 5}", "spec.batching.tolerance", "did you mean 0.05", id="percent of goodput"),
+    pytest.param(
+        "batching: {mode: live}\nsignals: {vllm: null, queries: [{signal: ttft, query: x}]}\nsizing: score",
+        "spec.batching.mode",
+        "needs signals.vllm",
+        id="limits without pages",
+    ),
     pytest.param("slo: {ttft: 2}", "spec.slo.ttft", "must be a mapping, but is a number", id="number for mapping"),
     pytest.param("slo: {ttft: {}}", "spec.slo.ttft.seconds", "is required (the objective", id="missing"),
     pytest.param("slo: {ttft: null, itl: null}", "spec.slo", "at least one of", id="no objective"),
@@ -905,3 +920,17 @@ def test_a_changed_policy_is_refused_or_agrees_with_the_schema_and_its_plain_for
 def test_the_policy_that_is_changed_is_a_good_one() -> None:
     assert outcome(json.dumps(FULL)) is not None
     SCHEMA.validate(FULL)
+
+
+@pytest.mark.parametrize(
+    ("written", "mode"),
+    [
+        pytest.param("off", BatchingMode.OFF, id="yaml makes a boolean of it"),
+        pytest.param("'off'", BatchingMode.OFF, id="quoted"),
+        pytest.param("auto", BatchingMode.AUTO, id="auto"),
+        pytest.param("live", BatchingMode.LIVE, id="live"),
+    ],
+)
+def test_what_moves_the_batching_limits(written: str, mode: BatchingMode) -> None:
+    assert one(document(f"batching: {{mode: {written}}}")).batching.mode is mode
+    assert one(document()).batching.mode is BatchingMode.OFF

@@ -27,6 +27,9 @@ from autoscaler.core.policy import Evidence, Policy, PrometheusServer, ReplicaBo
 from autoscaler.core.types import (
     WHOLE_PAGE,
     Action,
+    Batching,
+    BatchReason,
+    Bound,
     Bounds,
     Decision,
     DeletionCost,
@@ -39,13 +42,17 @@ from autoscaler.core.types import (
     Gap,
     GapReason,
     Hold,
+    Limits,
+    Measured,
     Mode,
     Outcome,
     Part,
+    PodBatching,
     Proposal,
     Reason,
     ScaleReplicas,
     Score,
+    SetBatching,
     Snapshot,
     Standing,
     Step,
@@ -651,6 +658,57 @@ def test_metrics_of_a_tick(bench: Bench) -> None:
     assert bench.registry.get_sample_value("autoscaler_build_info", {"version": __version__}) == 1.0
 
 
+def tuned() -> Decision:
+    """Return a decision that sets batching limits."""
+    limits = Limits(max_num_seqs=64, max_num_batched_tokens=2048, long_prefill_token_threshold=0)
+    wanted = replace(limits, max_num_seqs=20)
+    batching = Batching(
+        bound=Bound.KV,
+        reason=BatchReason.LOWER_PREEMPTIONS,
+        limits=limits,
+        wanted=wanted,
+        pods=(PodBatching(pod="chat-1", uid="u-1", limits=wanted),),
+        measured=Measured(
+            seconds=30.0, running=30.0, waiting=5.0, peak=32.0, preemptions=44.0, finished=60.0, tokens_per_s=1000.0
+        ),
+        detail="44 preemptions, KV cache at 0.97",
+        left_alone=(("chat-2", "another scheduler"),),
+    )
+    action = SetBatching(limits=wanted, pods=batching.pods)
+    return replace(a_decision(action=action, reason=Reason.STEADY), batching=batching)
+
+
+def test_batching_limits_are_in_the_line_and_in_the_metrics(bench: Bench, sink: Sink) -> None:
+    bench.telemetry.tick("chat", a_snapshot(), tuned(), Outcome.APPLIED, 0.2)
+    (line,) = sink.events("decision")
+    assert line["action"] == "set_batching"
+    assert line["desired_replicas"] == 4
+    assert line["batching"] == {
+        "bound": "kv_bound",
+        "reason": "lower_preemptions",
+        "limits": "seqs 64, tokens 2048, long prefill 0",
+        "wanted": "seqs 20, tokens 2048, long prefill 0",
+        "pods": 1,
+        "detail": "44 preemptions, KV cache at 0.97",
+        "left_alone": ["chat-2: another scheduler"],
+        "seconds": 30.0,
+        "running": 30.0,
+        "waiting": 5.0,
+        "peak": 32.0,
+        "preemptions": 44.0,
+        "finished": 60.0,
+        "tokens_per_s": 1000.0,
+    }
+    assert bench.value("batching_limit", limit="max_num_seqs") == 64.0
+    assert bench.value("batching_left_alone_pods") == 1.0
+    assert bench.value("batching_decisions_total", reason="lower_preemptions") == 1.0
+    assert bench.value("actions_total", direction="batching", outcome="applied") == 1.0
+    bench.telemetry.tick("chat", a_snapshot(1005.0), a_decision(1005.0), Outcome.APPLIED, 0.2)
+    assert bench.value("batching_limit", limit="max_num_seqs") is None
+    assert bench.value("batching_left_alone_pods") is None
+    assert "batching" not in sink.events("decision")[-1]
+
+
 def test_duration_buckets_are_cumulative(bench: Bench) -> None:
     for seconds in (0.01, 0.05, 0.06, 99.0):
         bench.telemetry.tick("chat", a_snapshot(), a_decision(), Outcome.APPLIED, seconds)
@@ -1066,7 +1124,7 @@ def test_docs_name_every_label() -> None:
 
 
 def test_docs_queries_use_metrics_that_exist() -> None:
-    used = set(re.findall(r"autoscaler_\w+", "".join(path.read_text() for path in DOCS.glob("*.md"))))
+    used = set(re.findall(r"\bautoscaler_\w+", "".join(path.read_text() for path in DOCS.glob("*.md"))))
     assert used <= {family.full_name for family in FAMILIES}
 
 
@@ -1084,6 +1142,7 @@ def test_docs_name_every_reason() -> None:
     ("heading", "codes"),
     [
         pytest.param("## Reasons of gaps", sorted(map(str, GapReason)), id="gaps"),
+        pytest.param("## Reasons of the batching limits", sorted(map(str, BatchReason)), id="batching"),
         pytest.param("## Errors", sorted({*ERROR_KINDS, "other"}), id="errors"),
     ],
 )

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from autoscaler.actuators.deployment import ScaleApi
 from autoscaler.core.policy import TargetRef
-from autoscaler.core.types import FIELD_MANAGER, Action, DeletionCost, Hold, Outcome
+from autoscaler.core.types import FIELD_MANAGER, Action, DeletionCost, Outcome, ScaleReplicas
 from autoscaler.core.victims import ANNOTATION
 from autoscaler.errors import ActuationError, TargetError
 from autoscaler.ports import Actuator
@@ -59,7 +59,7 @@ class MarkingActuator:
         Raises ActuationError, with `hold` also for costs that could not be written: `conflict` where a pod is not the
         one that the decision saw.
         """
-        if not isinstance(action, Hold) and action.costs:
+        if isinstance(action, ScaleReplicas) and action.costs:
             errors = await self._mark(action.costs)
             if errors and self._on_failure == "hold":
                 first, error = errors[0]

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from autoscaler.core.policy import TargetRef
-from autoscaler.core.types import FIELD_MANAGER, Action, Hold, Outcome, ScaleReplicas
+from autoscaler.core.types import FIELD_MANAGER, Action, Outcome, ScaleReplicas
 from autoscaler.errors import ActuationError, TargetError
 
 SCALE = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
@@ -41,12 +41,12 @@ class DeploymentActuator:
         self._path = SCALE.format(namespace=quote(ref.namespace, safe=""), name=quote(ref.deployment, safe=""))
 
     async def apply(self, action: Action) -> Outcome:
-        """Return what became of it; `Hold` is `UNCHANGED`.
+        """Return what became of it; what does not move replicas is `UNCHANGED`.
 
         A write without an answer may have been applied, so the scale is read afterwards. Raises ActuationError:
         `conflict` when the replicas or the Deployment are not the ones that the decision saw.
         """
-        if isinstance(action, Hold):
+        if not isinstance(action, ScaleReplicas):
             return Outcome.UNCHANGED
         query, patch = {"fieldManager": FIELD_MANAGER}, scale_patch(action)
         try:

@@ -18,10 +18,10 @@ from autoscaler.core.types import (
     FIELD_MANAGER,
     Decision,
     ForeignChange,
-    Hold,
     Outcome,
     Reason,
     ScaleReplicas,
+    SetBatching,
     Snapshot,
     Standing,
 )
@@ -56,6 +56,8 @@ PROPOSED = "AwaitingApproval"
 """The Event of a proposal that waits for a person; each new id is told."""
 CHANGED = "ReplicasChanged"
 """The Event of a change by somebody else; an owner's changes, to which we yield, are its own to tell."""
+LIMITS = "BatchingLimits"
+"""The Event of batching limits that were set."""
 QUIET_S = 60.0
 """A hold that was not the reason for this long, and for three intervals, is over: reasons alternate tick by tick."""
 AGGREGATE_S = 60.0
@@ -110,7 +112,8 @@ def why(snapshot: Snapshot, decision: Decision) -> str:
         f"{step.rule} {step.before} to {step.after}" + (f" ({step.detail})" if step.detail else "")
         for step in decision.proposal.steps
     ]
-    marked = [] if isinstance(decision.action, Hold) else [one for one in decision.action.costs if one.cost is not None]
+    costs = decision.action.costs if isinstance(decision.action, ScaleReplicas) else ()
+    marked = [one for one in costs if one.cost is not None]
     if marked:
         requests = sum(one.requests or 0.0 for one in marked)
         words.append(f"marked {len(marked)} to go first, with {requests:g} requests")
@@ -123,6 +126,15 @@ def why(snapshot: Snapshot, decision: Decision) -> str:
 def told(change: ForeignChange) -> str:
     """Return who changed the replicas, and when where that is known."""
     return str(change) + ("" if change.written_at is None else f" at {_stamp(change.written_at)}")
+
+
+def limits_told(decision: Decision) -> str:
+    """Return which batching limits were set, and why, in one line."""
+    batching = decision.batching
+    if batching is None:
+        return ""
+    words = f"batching limits from {batching.limits} to {batching.wanted}: {batching.reason}, {batching.bound}"
+    return f"{words}; {batching.detail}" if batching.detail else words
 
 
 class Changes:
@@ -160,6 +172,8 @@ class Changes:
                     sizes += f" ({error})" if error else ""
                     yield _note(snapshot, f"{camel(reason)}Failed", True, f"could not scale {sizes}: {explained}")
                 self._failed_at[reason] = at
+        if isinstance(decision.action, SetBatching) and outcome is Outcome.APPLIED:
+            yield _note(snapshot, LIMITS, False, limits_told(decision))
         yield from self._proposals(snapshot, decision, explained)
         for held in self._holds(snapshot, decision):
             if held not in self._held_at:
@@ -186,7 +200,7 @@ class Changes:
 
     def _holds(self, snapshot: Snapshot, decision: Decision) -> Iterator[Reason]:
         """Yield the holds of this tick that are worth an Event."""
-        if isinstance(decision.action, Hold) and decision.reason in HELD:
+        if not isinstance(decision.action, ScaleReplicas) and decision.reason in HELD:
             yield decision.reason
         scored = decision.score is not None and decision.score.value is not None
         if scored or self._scored_at is None or snapshot.target.current_replicas == 0:

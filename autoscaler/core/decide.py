@@ -1,6 +1,7 @@
 """decide(): the whole pipeline on one page."""
 
 from autoscaler.core.approval import await_approval
+from autoscaler.core.batching import try_limits_first, tune
 from autoscaler.core.demand import Capacity, DemandWindow, measure_demand
 from autoscaler.core.forecast import forecast_demand, forecast_score, learned_horizon
 from autoscaler.core.guards import GUARDS, Tick, ordering_score, pressure, propose
@@ -11,6 +12,7 @@ from autoscaler.core.score import score_snapshot
 from autoscaler.core.state import State, down_window_s, evidence_of
 from autoscaler.core.types import (
     Action,
+    Batching,
     Bounds,
     Decision,
     Demand,
@@ -21,6 +23,7 @@ from autoscaler.core.types import (
     Reason,
     ScaleReplicas,
     Score,
+    SetBatching,
     Snapshot,
 )
 from autoscaler.core.victims import deletion_costs
@@ -49,8 +52,11 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
     proposal = propose(tick)
     if not proposal.final:
         # Evidence first; bounds last, so that nothing overrules them. A person's pin knows bounds only.
-        for guard in (*GUARDS, await_approval) if proposal.reason is not Reason.PINNED else GUARDS[-1:]:
+        for guard in (
+            (*GUARDS, try_limits_first, await_approval) if proposal.reason is not Reason.PINNED else GUARDS[-1:]
+        ):
             proposal = guard(tick, proposal)
+    batching = tune(tick, proposal)
     return Decision(
         at=snapshot.at,
         score=score,
@@ -59,10 +65,11 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
         proposal=proposal,
         reason=proposal.reason,
         mode=trigger_mode(tick),
-        action=choose_action(policy, state, snapshot, proposal),
+        action=choose_action(policy, state, snapshot, proposal, batching),
         unblocks=unblocks(tick, proposal),
         change=change if change is not None and change.at == snapshot.at else None,
         bounds=tick.bounds if snapshot.schedules else None,
+        batching=batching,
     )
 
 
@@ -87,8 +94,12 @@ def _forecast(policy: Policy, state: State, snapshot: Snapshot, score: Score, wi
     return forecast_demand(policy, window, snapshot.at, horizon_s, state.hindsight.regimes, state.hindsight.ranked)
 
 
-def choose_action(policy: Policy, state: State, snapshot: Snapshot, proposal: Proposal) -> Action:
-    """Return the action that takes the target to the proposal."""
+def choose_action(
+    policy: Policy, state: State, snapshot: Snapshot, proposal: Proposal, batching: Batching | None = None
+) -> Action:
+    """Return the action that takes the target to the proposal, or moves its batching limits: one of the two a tick."""
+    if batching is not None and batching.wanted is not None and batching.pods:
+        return SetBatching(limits=batching.wanted, pods=batching.pods)
     if proposal.final or proposal.replicas == proposal.current:
         return Hold()
     costs = deletion_costs(policy, snapshot, proposal.replicas, state.starts)

@@ -3,7 +3,7 @@ nothing shrinks by surprise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -13,7 +13,8 @@ from autoscaler.core.owners import Owners, merged, unknown_step
 from autoscaler.core.plain import Plain, to_plain
 from autoscaler.core.policy import Policy, StepTime, TargetRef
 from autoscaler.core.state import STARTS_KEPT, Hindsight, Recommended, State, longest_hole_s
-from autoscaler.core.types import ForeignChange, Regime, Standing
+from autoscaler.core.tuning import Reverted, Tuning
+from autoscaler.core.types import BatchReason, ForeignChange, Limits, Regime, Standing
 
 VERSION = 1
 DIGITS = 6
@@ -43,6 +44,7 @@ class Memory:
     model: StepModel | None = None
     owners: Owners = field(default_factory=Owners)
     standing: Standing | None = None
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 def memory_of(policy: Policy, state: State) -> Memory | None:
@@ -62,6 +64,17 @@ def memory_of(policy: Policy, state: State) -> Memory | None:
         model=state.model if state.model is not None and state.model.rows else None,
         owners=state.owners,
         standing=state.standing,
+        tuning=_kept(state.tuning),
+    )
+
+
+def _kept(tuning: Tuning) -> Tuning:
+    """Return what of a tuning outlives the process: not a trial, which nobody watched, nor what is seen again."""
+    return Tuning(
+        wanted=tuning.wanted,
+        moved_at=tuning.moved_at,
+        reverted=tuning.reverted,
+        held_from=tuning.held_from,
     )
 
 
@@ -94,6 +107,7 @@ def recall(policy: Policy, state: State, memory: Memory, at: float) -> State:
         model=_model(state.model, memory.model, at) if learns else state.model,
         owners=merged(state.owners, memory.owners, at),
         standing=_standing(state.standing, memory.standing, at),
+        tuning=_tuning(state.tuning, memory.tuning, at),
     )
 
 
@@ -141,6 +155,19 @@ def _standing(own: Standing | None, kept: Standing | None, at: float) -> Standin
     return kept if kept is not None and at < kept.expires_at else own
 
 
+def _tuning(own: Tuning, kept: Tuning, at: float) -> Tuning:
+    """Return the limits of whoever moved them last, and what either took back."""
+    tried = {one.kind: one for one in kept.reverted}
+    for one in own.reverted:
+        other = tried.get(one.kind, one)
+        tried[one.kind] = one._replace(times=max(one.times, other.times), at=max(one.at, other.at))
+    reverted = tuple(one._replace(at=min(one.at, at)) for one in tried.values())
+    if kept.moved_at is None or (own.moved_at or 0.0) >= min(kept.moved_at, at):
+        return replace(own, reverted=reverted)
+    moved_at = min(kept.moved_at, at)
+    return replace(own, wanted=kept.wanted, moved_at=moved_at, held_from=kept.held_from, reverted=reverted, trial=None)
+
+
 def _name(target: TargetRef) -> str:
     return f"{target.namespace}/{target.deployment}"
 
@@ -171,8 +198,19 @@ def memory_to_plain(memory: Memory) -> dict[str, Plain]:
         "model": model,
         "owners": None if owners == Owners() else owners,
         "standing": memory.standing,
+        "tuning": None if memory.tuning == Tuning() else _tuning_to_plain(memory.tuning),
     }
     return {"version": VERSION, **{name: to_plain(value) for name, value in plain.items() if value or value == 0.0}}
+
+
+def _tuning_to_plain(tuning: Tuning) -> dict[str, object]:
+    learned = {
+        "wanted": tuning.wanted,
+        "moved_at": tuning.moved_at,
+        "reverted": tuning.reverted,
+        "held_from": tuning.held_from,
+    }
+    return {name: value for name, value in learned.items() if value}
 
 
 def memory_from_plain(plain: object) -> Memory:
@@ -197,6 +235,7 @@ def memory_from_plain(plain: object) -> Memory:
         model=None if model is None else _model_from_plain(_mapping(model)),
         owners=_owners_from_plain(_mapping(content.get("owners") or {})),
         standing=None if standing is None else _standing_from_plain(_mapping(standing)),
+        tuning=_tuning_from_plain(_mapping(content.get("tuning") or {})),
     )
 
 
@@ -258,6 +297,25 @@ def _standing_from_plain(plain: Mapping[str, object]) -> Standing:
         expires_at=_number(plain.get("expires_at")),
         wished_at=_number(plain.get("wished_at")),
     )
+
+
+def _tuning_from_plain(plain: Mapping[str, object]) -> Tuning:
+    wanted, held_from = plain.get("wanted"), plain.get("held_from")
+    return Tuning(
+        wanted=None if wanted is None else _limits_from_plain(_mapping(wanted)),
+        moved_at=_maybe(plain.get("moved_at")),
+        reverted=_each(plain.get("reverted"), lambda item: _reverted(_row(item, 5))),
+        held_from=None if held_from is None else _whole(held_from),
+    )
+
+
+def _limits_from_plain(plain: Mapping[str, object]) -> Limits:
+    names = (field.name for field in fields(Limits))
+    return Limits(**{name: None if plain.get(name) is None else _whole(plain.get(name)) for name in names})
+
+
+def _reverted(row: Sequence[object]) -> Reverted:
+    return Reverted(BatchReason(_text(row[0])), _whole(row[1]), row[2] is True, _whole(row[3]), _number(row[4]))
 
 
 def _change(row: Sequence[object]) -> tuple[float, int]:

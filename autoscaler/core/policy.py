@@ -645,6 +645,77 @@ class Fallback:
     after: int = 3
 
 
+class BatchingMode(StrEnum):
+    """What moves the batching limits."""
+
+    OFF = "off"
+    AUTO = "auto"
+    LIVE = "live"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitBounds:
+    """Between what one batching limit is moved, within what each engine started with.
+
+    Args:
+        min: never lower.
+        max: never higher; null for what the engine started with.
+    """
+
+    min: int
+    max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLadder:
+    """Fewer sequences at once as the card fills up, before it is out of memory; back step by step once there is room.
+
+    Args:
+        soft: share of what the engine leaves free of the card, above which sequences go down to `soft_factor`.
+        soft_factor: share of the sequences that run now.
+        hard: the same share, above which they go down to `hard_factor`.
+        hard_factor: share of the sequences that run now.
+        hold_s: between two such steps down.
+    """
+
+    soft: float = 0.90
+    soft_factor: float = 0.75
+    hard: float = 0.95
+    hard_factor: float = 0.50
+    hold_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingPolicy:
+    """The second actuator: the engines' batching limits, moved between 1 and what they started with.
+
+    Args:
+        mode: `off` leaves the limits alone; `live` moves them by the plugin inside vLLM; `auto` by whatever is there.
+        sequences: bounds of `max_num_seqs`.
+        tokens: bounds of `max_num_batched_tokens`.
+        window_s: over which the engines are judged.
+        observe_s: what was tried is judged after a request's lifetime plus this long, or plus another one if longer.
+        max_observe_s: no lifetime counts as longer.
+        cooldown_s: between moves, beside their observation.
+        tolerance: change of goodput that counts as none.
+        limit_first_s: after more sequences were allowed, replicas are not added for this long.
+        forget_after_s: what was reverted is not tried again for this long, once it was twice.
+        ladder: fewer sequences while the card's memory is short.
+    """
+
+    mode: BatchingMode = BatchingMode.OFF
+    sequences: LimitBounds = field(default_factory=lambda: LimitBounds(min=8))
+    tokens: LimitBounds = field(default_factory=lambda: LimitBounds(min=128))
+    window_s: float = 30.0
+    observe_s: float = 30.0
+    max_observe_s: float = 300.0
+    cooldown_s: float = 30.0
+    tolerance: float = 0.05
+    limit_first_s: float = 15.0
+    forget_after_s: float = 21600.0
+    ladder: MemoryLadder = field(default_factory=MemoryLadder)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything one target is scaled by.
@@ -673,6 +744,7 @@ class Policy:
             `max` count, and `max` more than `min`.
         approval: whether a person has to approve each step.
         fallback: the size to grow to while too little is known; null holds.
+        batching: whether and how the engines' batching limits are moved.
     """
 
     name: str
@@ -697,6 +769,7 @@ class Policy:
     schedules: tuple[Schedule, ...] = ()
     approval: Approval = field(default_factory=Approval)
     fallback: Fallback | None = None
+    batching: BatchingPolicy = field(default_factory=BatchingPolicy)
 
     def bounds(self, active: Collection[str] = ()) -> Bounds:
         """Return the bounds that hold while these schedules, by their labels, are active."""
@@ -747,6 +820,10 @@ _AT_LEAST_ONE = (
     "fallback.replicas",
     "fallback.after",
     "owners.reversions",
+    "batching.sequences.min",
+    "batching.sequences.max",
+    "batching.tokens.min",
+    "batching.tokens.max",
 )
 _ABOVE_ZERO = (
     "signals.vllm.timeout_s",
@@ -772,6 +849,9 @@ _ABOVE_ZERO = (
     "prediction.score_window_s",
     "demand.prior.c0",
     "approval.expiry_s",
+    "batching.window_s",
+    "batching.observe_s",
+    "batching.max_observe_s",
 )
 _NOT_NEGATIVE = (
     "replicas.min",
@@ -799,6 +879,10 @@ _NOT_NEGATIVE = (
     "health.ready_within_s",
     "owners.window_s",
     "owners.stand_down_s",
+    "batching.cooldown_s",
+    "batching.limit_first_s",
+    "batching.forget_after_s",
+    "batching.ladder.hold_s",
 )
 _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (_AT_LEAST_ONE, lambda value: value >= 1, "must be at least 1"),
@@ -819,6 +903,10 @@ _RATIOS: dict[str, tuple[str, ...]] = {
         "emergency.backlog",
         "evidence.min_fresh_share",
         "health.max_unhealthy_share",
+        "batching.ladder.soft",
+        "batching.ladder.soft_factor",
+        "batching.ladder.hard",
+        "batching.ladder.hard_factor",
     ),
     "[0, 1]": (
         "score.memory.preemption_full",
@@ -829,7 +917,7 @@ _RATIOS: dict[str, tuple[str, ...]] = {
         "prediction.alpha",
     ),
     "(0, 1)": ("slo.ttft.quantile", "slo.itl.quantile", "slo.e2e.quantile", "prediction.error_quantile"),
-    "[0, 1)": ("score.latency.floor",),
+    "[0, 1)": ("score.latency.floor", "batching.tolerance"),
 }
 
 
@@ -847,6 +935,7 @@ def complaints(policy: Policy) -> Iterator[Complaint]:
     yield from _prediction_complaints(policy)
     yield from _schedule_complaints(policy)
     yield from _mode_complaints(policy)
+    yield from _batching_complaints(policy)
 
 
 def warnings(policy: Policy) -> Iterator[Complaint]:
@@ -1084,6 +1173,21 @@ def _mode_complaints(policy: Policy) -> Iterator[Complaint]:
         yield "approval.expiry_s", approval.expiry_s, f"must be at least two intervals ({policy.interval_s:g}s)"
     if policy.fallback is not None and policy.fallback.replicas > policy.most_replicas >= 1:
         yield "fallback.replicas", policy.fallback.replicas, f"must not be above replicas.max ({policy.most_replicas})"
+
+
+def _batching_complaints(policy: Policy) -> Iterator[Complaint]:
+    batching = policy.batching
+    for name, bounds in (("sequences", batching.sequences), ("tokens", batching.tokens)):
+        if bounds.max is not None and bounds.max < bounds.min:
+            yield f"batching.{name}.min", bounds.min, f"must not be above its max ({bounds.max})"
+    ladder = batching.ladder
+    if ladder.hard < ladder.soft:
+        yield "batching.ladder.hard", ladder.hard, f"must not be below batching.ladder.soft ({ladder.soft:g})"
+    if batching.mode is not BatchingMode.OFF:
+        if policy.signals.vllm is None:
+            yield "batching.mode", batching.mode, "needs signals.vllm: the limits are judged by the engines' pages"
+        if 0.0 < batching.window_s < 2.0 * policy.interval_s:
+            yield "batching.window_s", batching.window_s, f"must be at least two intervals ({policy.interval_s:g}s)"
 
 
 def _moved_bounds_complaints(path: str, schedule: Schedule, own: ReplicaBounds) -> Iterator[Complaint]:

@@ -14,9 +14,10 @@ from autoscaler.core.facts import ASLEEP, STALE_IDLE_POLLS, Facts, Join, Rows, g
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
 from autoscaler.core.owners import Owners, unknown_step, watch_owners, wrote
-from autoscaler.core.policy import Forecaster, Policy
+from autoscaler.core.policy import BatchingMode, Forecaster, Policy
 from autoscaler.core.score import DeviceKey, Evidence, memory_guard, row_before
 from autoscaler.core.signals import COLUMN, FIRST_COUNTER
+from autoscaler.core.tuning import Tuning, remember, watch
 from autoscaler.core.types import (
     FIELD_MANAGER,
     Decision,
@@ -138,6 +139,7 @@ class State:
         owners: who else wrote the replicas.
         blind: ticks in a row without a score although pods were ready.
         standing: the proposal that waits for a person's approval.
+        tuning: of the batching limits.
     """
 
     memory: EngineMemory | None = None
@@ -164,6 +166,7 @@ class State:
     owners: Owners = field(default_factory=Owners)
     blind: int = 0
     standing: Standing | None = None
+    tuning: Tuning = field(default_factory=Tuning)
 
     @property
     def last_action_at(self) -> float | None:
@@ -205,6 +208,9 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
     owners = watch_owners(policy.owners, state.owners, target, at)
     # Where nobody is named as the writer, nothing is claimed.
     change = unknown_step(state.owners, owners) if target.scaled_by == FIELD_MANAGER else 0
+    tuning = state.tuning
+    if policy.batching.mode is not BatchingMode.OFF:
+        tuning = watch(tuning, snapshot, facts, joined.serving_uids)
     first_tokens = row.sums[SUMS["first_tokens"]]
     moved = bool(state.rows) and first_tokens > state.rows[-1].sums[SUMS["first_tokens"]]
     return State(
@@ -232,6 +238,7 @@ def absorb(policy: Policy, state: State, snapshot: Snapshot) -> State:
         owners=owners,
         blind=state.blind,
         standing=state.standing,
+        tuning=tuning,
     )
 
 
@@ -427,6 +434,8 @@ def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:
 def advance(policy: Policy, state: State, decision: Decision, outcome: Outcome) -> State:
     """Return the state with a decision and its outcome taken in. Only what was done starts a cooldown."""
     at, proposal = decision.at, decision.proposal
+    if decision.batching is not None:
+        state = replace(state, tuning=remember(policy.batching, state.tuning, decision, outcome))
     if decision.reason in FRESH_REASONS:
         owners = state.owners if state.owners.change is None else replace(state.owners, change=None)
         fresh = replace(state, recommendations=(), scores=(), changes=(), last_up_at=None, last_down_at=None)

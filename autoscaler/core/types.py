@@ -178,6 +178,51 @@ class Drain:
         return "of unknown length" if self.pre_stop_s is None else f"{self.pre_stop_s:g}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an engine's scheduler takes into one step. None is unknown; in what is to be set it leaves a limit as it is.
+
+    Args:
+        max_num_seqs: requests that run at once.
+        max_num_batched_tokens: tokens of one step, those of prompts and one a running request.
+        long_prefill_token_threshold: the largest part of one prompt in a step; 0 for no limit of its own.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int | None = None
+
+    def __str__(self) -> str:
+        words = {
+            "seqs": self.max_num_seqs,
+            "tokens": self.max_num_batched_tokens,
+            "long prefill": self.long_prefill_token_threshold,
+        }
+        return ", ".join(f"{name} {value}" for name, value in words.items() if value is not None) or "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodLimits:
+    """The batching limits of one pod's engines, as our plugin in them says.
+
+    Args:
+        pod_uid: whose they are.
+        limits: that the engine was told last and has taken up.
+        ceiling: those it started with, by which its buffers are sized; None for a limit that cannot be moved there.
+        floor: the lowest ones that it takes.
+        generation: of what it was told last. applied: of what it has taken up; lower while it has not yet.
+        refused: why none can be moved; "" when they can.
+    """
+
+    pod_uid: str
+    limits: Limits = field(default_factory=Limits)
+    ceiling: Limits = field(default_factory=Limits)
+    floor: Limits = field(default_factory=Limits)
+    generation: int = 0
+    applied: int = 0
+    refused: str = ""
+
+
 class Direction(StrEnum):
     """Which way a person allows a target to be scaled."""
 
@@ -335,6 +380,7 @@ class Reading:
     gpus: tuple[Gpu, ...] = ()
     samples: tuple[Sample, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    limits: tuple[PodLimits, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -343,6 +389,7 @@ class Snapshot:
 
     Args:
         schedules: labels of the policy's schedules that are active at `at`.
+        limits: batching limits, of the pods that say theirs.
     """
 
     at: float
@@ -352,6 +399,7 @@ class Snapshot:
     samples: tuple[Sample, ...] = ()
     gaps: tuple[Gap, ...] = ()
     schedules: tuple[str, ...] = ()
+    limits: tuple[PodLimits, ...] = ()
 
 
 class Reason(StrEnum):
@@ -403,6 +451,7 @@ class Reason(StrEnum):
     LIMITED_STEP = "limited_step"
     LIMITED_RATE = "limited_rate"
     HELD_COOLDOWN = "held_cooldown"
+    LIMIT_FIRST = "limit_first"
     HEALTH_FUSE = "health_fuse"
     LIMITED_MAX = "limited_max"
     LIMITED_MIN = "limited_min"
@@ -660,10 +709,140 @@ class ScaleReplicas:
     costs: tuple[DeletionCost, ...] = ()
 
 
-Action = Hold | ScaleReplicas
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodBatching:
+    """The limits that one pod's engines are to be told, provided that the pod still is `uid`.
+
+    Args:
+        generation: of what it had been told when this was decided.
+    """
+
+    pod: str
+    uid: str
+    ip: str = ""
+    limits: Limits
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetBatching:
+    """Set batching limits, each pod's within its own ceiling.
+
+    Args:
+        limits: of the target, which pods that come later are told too.
+    """
+
+    limits: Limits
+    pods: tuple[PodBatching, ...]
+
+
+Action = Hold | ScaleReplicas | SetBatching
 
 FIELD_MANAGER = "autoscaler"
 """The name under which our writes are entered in a Deployment's `managedFields`."""
+
+
+class Bound(StrEnum):
+    """What holds the engines back."""
+
+    UNKNOWN = "unknown"
+    KV = "kv_bound"
+    SEQUENCES = "sequence_bound"
+    PREFILL = "prefill_bound"
+    BUDGET = "budget_bound"
+    UNDERLOADED = "underloaded"
+    HEALTHY = "healthy"
+
+
+class BatchReason(StrEnum):
+    """Why batching limits are moved, or are not. Bounded, so that it can label a metric."""
+
+    # moved
+    LOWER_MEMORY = "lower_memory"
+    RESTORE_MEMORY = "restore_memory"
+    LOWER_PREEMPTIONS = "lower_preemptions"
+    RAISE_SEQUENCES = "raise_sequences"
+    LOWER_BUDGET = "lower_budget"
+    RAISE_BUDGET = "raise_budget"
+    REVERTED = "reverted"
+    ALIGN = "align"
+    # not moved
+    STEADY = "steady"
+    KEPT = "kept"
+    OBSERVING = "observing"
+    COOLDOWN = "cooldown"
+    REPLICAS_FIRST = "replicas_first"
+    REPLICAS_MOVING = "replicas_moving"
+    NEEDS_REPLICAS = "needs_replicas"
+    AT_LIMIT = "at_limit"
+    BLACKLISTED = "blacklisted"
+    INVALID = "invalid_batch_config"
+    NO_DATA = "no_data"
+    NO_PLUGIN = "no_plugin"
+    NOT_OURS = "not_ours"
+    DEPLOYMENT_PAUSED = "deployment_paused"
+    AWAITING_APPROVAL = "awaiting_approval"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How the engines fared over a window. None is unknown.
+
+    Args:
+        seconds: its length.
+        running, waiting: requests of one engine, on average. peak: the most that ran, an engine, at one tick.
+        kv_usage: share of the KV blocks that were held, on average.
+        preemptions: of the target, at least. finished: requests of the target that ended.
+        tokens_per_s: generated by the target.
+        sequence_tokens: prompt and answer of a request, on average.
+        itl_s, ttft_s: at the objectives' quantiles. itl_mean_s: on average.
+    """
+
+    seconds: float
+    running: float
+    waiting: float
+    peak: float
+    preemptions: float
+    finished: float
+    tokens_per_s: float
+    kv_usage: float | None = None
+    sequence_tokens: float | None = None
+    itl_s: float | None = None
+    itl_mean_s: float | None = None
+    ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """What a tick makes of the batching limits.
+
+    Args:
+        bound: what holds the engines back.
+        reason: why limits are moved, or are not.
+        limits: that hold for the target. wanted: that it should have; None where nothing is to be moved.
+        pods: that are to be told.
+        measured: what it was judged by.
+        detail: in words.
+        tried: the limits are to be kept or reverted by what comes of them.
+        settle_s: until they are taken to show. observe_s: over which they are judged after that.
+        ended: what was tried before is judged, or cannot be judged any more.
+        harmed: it did harm, and was not merely of no use.
+        left_alone: names of serving pods whose limits are not moved, and why.
+    """
+
+    bound: Bound
+    reason: BatchReason
+    limits: Limits = field(default_factory=Limits)
+    wanted: Limits | None = None
+    pods: tuple[PodBatching, ...] = ()
+    measured: Measured | None = None
+    detail: str = ""
+    tried: bool = False
+    settle_s: float = 0.0
+    observe_s: float = 0.0
+    ended: bool = False
+    harmed: bool = False
+    left_alone: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -710,6 +889,7 @@ class Decision:
         unblocks: what would have to change for the next action, one line a direction; "why not now".
         change: what somebody else did to the replicas since the last tick.
         bounds: those that hold while a schedule moves them; None where they are the policy's own.
+        batching: what was made of the batching limits; None where the policy leaves them alone.
     """
 
     at: float
@@ -723,3 +903,4 @@ class Decision:
     unblocks: tuple[str, ...] = ()
     change: ForeignChange | None = None
     bounds: Bounds | None = None
+    batching: Batching | None = None

@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -69,7 +70,14 @@ def _spelled(hint: Any, name: str) -> Any:
         return dict[str, _spelled(args[1], name)]  # type: ignore[misc]
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _model(hint)
+    if isinstance(hint, type) and issubclass(hint, StrEnum) and any(member == "off" for member in hint):
+        return Annotated[hint, BeforeValidator(_switched_off)]
     return {bool: _BOOL, int: _INT, float: _DURATION_S if _is_duration(name) else _FLOAT}.get(hint, hint)
+
+
+def _switched_off(value: object) -> object:
+    """Return `off` for what YAML made a boolean of it."""
+    return "off" if value is False else value
 
 
 @cache

@@ -20,11 +20,15 @@ from autoscaler.core.types import (
     Gap,
     GapReason,
     Hold,
+    Limits,
     Outcome,
     Pod,
+    PodBatching,
+    PodLimits,
     PodPhase,
     Reading,
     Sample,
+    SetBatching,
     TargetStatus,
 )
 from autoscaler.errors import ActuationError
@@ -150,6 +154,7 @@ class _Replica:
         lot: its place in [0, 1), for what happens to some pods only.
         life: changes when what is planned for it no longer holds.
         line: its page as it was last read. symptom: what was wrong with reading it then.
+        told: the batching limits that its engine was told, and told again after a restart. generation: of these.
     """
 
     number: int
@@ -175,6 +180,8 @@ class _Replica:
     life: int = 0
     line: Line | None = None
     symptom: Symptom | None = None
+    told: Limits | None = None
+    generation: int = 0
 
 
 _Event = Callable[[_Replica], None]
@@ -428,6 +435,8 @@ class Fleet:
         replica.life += 1
         replica.restarts += 1
         replica.engine = self._engine()
+        if replica.told is not None:
+            _set_limits(replica.engine, self.now, replica.told)
         self._status = None
         self._load(replica, self._chance.restart_s(self.profile.cold_start_s, self.settings.cold_start_sigma))
 
@@ -538,6 +547,8 @@ class Fleet:
         """
         if isinstance(action, Hold):
             return Outcome.UNCHANGED
+        if isinstance(action, SetBatching):
+            return self._set_batching(action.pods)
         if action.to < 0:
             raise ActuationError("invalid", f"replicas must not be negative: {action.to}")
         trouble = self.faults.api_trouble(self._chance.api)
@@ -554,6 +565,36 @@ class Fleet:
         if trouble is not None:
             raise ActuationError(trouble.reason, trouble.detail)
         return Outcome.APPLIED
+
+    def _set_batching(self, pods: tuple[PodBatching, ...]) -> Outcome:
+        """Tell the ready ones of these pods their limits; UNCHANGED where none of them is."""
+        wanted = {one.uid: one.limits for one in pods}
+        told = [replica for replica in self._replicas if replica.ready and replica.uid in wanted]
+        for replica in told:
+            replica.told = wanted[replica.uid]
+            replica.generation += 1
+            _set_limits(replica.engine, self.now, replica.told)
+        return Outcome.APPLIED if told else Outcome.UNCHANGED
+
+    def limits(self) -> tuple[PodLimits, ...]:
+        """Return the batching limits of the ready pods, as the plugin in them would say."""
+        profile = self.profile
+        ceiling = Limits(
+            max_num_seqs=profile.max_num_seqs,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            long_prefill_token_threshold=profile.max_num_batched_tokens,
+        )
+        return tuple(
+            PodLimits(
+                pod_uid=replica.uid,
+                limits=Limits(**replica.engine.limits._asdict()),
+                ceiling=ceiling,
+                generation=replica.generation,
+                applied=replica.generation,
+            )
+            for replica in self._replicas
+            if replica.ready
+        )
 
     async def close(self) -> None:
         """Hold nothing open: pages are served only inside `serve`."""
@@ -670,6 +711,18 @@ class Fleet:
             traffic=self.ledger.traffic(MINUTE, self.now),
             bins=self.ledger.bins(ttft_s, tpot_s),
         )
+
+
+def _set_limits(engine: Engine, at: float, limits: Limits) -> None:
+    """Tell an engine its limits; one that is None goes back to what it started with."""
+    profile = engine.profile
+    tokens, chunk = limits.max_num_batched_tokens, limits.long_prefill_token_threshold
+    engine.set_limits(
+        at,
+        max_num_seqs=profile.max_num_seqs if limits.max_num_seqs is None else limits.max_num_seqs,
+        max_num_batched_tokens=profile.max_num_batched_tokens if tokens is None else tokens,
+        long_prefill_token_threshold=profile.long_prefill_token_threshold if chunk is None else chunk,
+    )
 
 
 def _deletion_rank(replica: _Replica) -> tuple[bool, bool, bool, int, float, int]:

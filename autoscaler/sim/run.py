@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from autoscaler.core.policy import Policy, VllmSignals
+from autoscaler.core.policy import BatchingMode, Policy, VllmSignals
 from autoscaler.core.state import NO_ENGINES, State
 from autoscaler.core.tick import Reread, Ticked, take_tick
 from autoscaler.core.types import Floats, Outcome, Snapshot, TargetStatus
@@ -200,12 +200,13 @@ def run(
         raise ValueError(f"{policy.name} has schedules: `active` must tell which are active")
     fleet, collector = setting.make_fleet(policy, requests), TickCollector()
     stale_after_s = (policy.signals.vllm or VllmSignals()).stale_after_s
+    batching = policy.batching.mode is not BatchingMode.OFF
     state, number, end = state or State(), 0, setting.duration_s if setting.duration_s is not None else math.inf
     while (at := number * policy.interval_s) < end:
         fleet.advance(at)
         if number and setting.duration_s is None and fleet.over:
             break
-        snapshot = take_snapshot(fleet, stale_after_s, active)
+        snapshot = take_snapshot(fleet, stale_after_s, active, batching=batching)
         tick = step(policy, state, snapshot, fleet)
         state = tick.state
         for report in (collector, *reports):
@@ -222,8 +223,14 @@ def run(
     return Run(summary=summary, figures=Figures.of(summary, fleet.ledger, rows), rows=rows, state=state)
 
 
-def take_snapshot(fleet: Fleet, stale_after_s: float, active: Active | None = None) -> Snapshot:
-    """Return what the daemon would know of the fleet now."""
+def take_snapshot(
+    fleet: Fleet, stale_after_s: float, active: Active | None = None, *, batching: bool = False
+) -> Snapshot:
+    """Return what the daemon would know of the fleet now.
+
+    Args:
+        batching: it asks for the batching limits too.
+    """
     at = round(fleet.epoch + fleet.now, 3)
     reading = fleet.reading(stale_after_s)
     return Snapshot(
@@ -233,6 +240,7 @@ def take_snapshot(fleet: Fleet, stale_after_s: float, active: Active | None = No
         samples=reading.samples,
         gaps=reading.gaps,
         schedules=active(at) if active is not None else (),
+        limits=fleet.limits() if batching else (),
     )
 
 

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from threading import RLock
 
@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from autoscaler.core.signals import ENGINE_COLUMNS, GPU_SIGNALS, HISTOGRAMS, TARGET_SIGNALS
-from autoscaler.core.types import WHOLE_PAGE
+from autoscaler.core.types import WHOLE_PAGE, Limits
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
@@ -60,6 +60,8 @@ FAMILIES: tuple[Family, ...] = (
     _gauge("proposed_replicas", "Replicas that are proposed and wait for a person's approval."),
     _gauge("min_replicas", "Lower bound that holds now."),
     _gauge("max_replicas", "Upper bound that holds now."),
+    _gauge("batching_limit", "Batching limits that hold for the target, where the policy moves them.", "limit"),
+    _gauge("batching_left_alone_pods", "Serving pods whose batching limits cannot be moved."),
     _gauge("step_time_seconds", "Learned time of an engine iteration: base, and per unit of work.", "term"),
     _gauge("step_time_rows", "Observations behind the learned iteration time."),
     _gauge("learned_horizon_seconds", "Learned time from ordered to ready, plus one interval."),
@@ -74,6 +76,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter("tick_overruns_total", "Ticks that took longer than the interval."),
     _counter("decisions_total", "Decisions by primary reason; the sum is ticks_total.", "reason"),
     _counter("actions_total", "Actions by direction and outcome; the sum is ticks_total.", "direction", "outcome"),
+    _counter("batching_decisions_total", "What was made of the batching limits, by reason.", "reason"),
     _counter("gaps_total", "Readings that were missing, stale or not believed.", "source", "signal", "reason"),
     _counter("deletion_costs_total", "Deletion costs of pods that steps down needed changed.", "result"),
     _counter("foreign_changes_total", "Changes of the target's replicas by somebody else.", "effect"),
@@ -89,6 +92,7 @@ DURATION_BOUNDS: tuple[float, ...] = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 OTHER = "other"
 SOURCES: frozenset[str] = frozenset({"vllm", "dcgm", "nvml", "prometheus", "target", "core"})
 SCORE_PARTS: tuple[str, ...] = ("memory", "backlog", "latency")
+LIMITS: tuple[str, ...] = tuple(field.name for field in fields(Limits))
 SIGNALS: frozenset[str] = frozenset(
     {WHOLE_PAGE, *SCORE_PARTS, "demand", "forecast"}
     | {signal.name for signal in (*ENGINE_COLUMNS, *HISTOGRAMS, *TARGET_SIGNALS, *GPU_SIGNALS)}
@@ -217,6 +221,8 @@ SEEN: tuple[str, ...] = (
     "ready_replicas",
     "desired_replicas",
     "proposed_replicas",
+    "batching_limit",
+    "batching_left_alone_pods",
     "rollout_unhealthy",
     "unsafe_drain",
 )

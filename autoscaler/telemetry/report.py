@@ -1,5 +1,6 @@
 """The report of the loop: a line a tick, fresh metrics, and troubles without floods."""
 
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -13,6 +14,7 @@ from autoscaler import __version__
 from autoscaler.core.policy import Policy
 from autoscaler.core.types import (
     Action,
+    Batching,
     Bounds,
     Decision,
     Demand,
@@ -20,10 +22,12 @@ from autoscaler.core.types import (
     ForeignChange,
     Gap,
     GapReason,
-    Hold,
+    Limits,
+    Measured,
     Outcome,
     ScaleReplicas,
     Score,
+    SetBatching,
     Snapshot,
 )
 from autoscaler.errors import ActuationError, AutoscalerError, TargetError
@@ -31,6 +35,7 @@ from autoscaler.telemetry.metrics import (
     COST_RESULTS,
     ERROR_KINDS,
     EVENT_RESULTS,
+    LIMITS,
     MAX_GAP_SERIES,
     OTHER,
     RELOAD_RESULTS,
@@ -42,24 +47,25 @@ from autoscaler.telemetry.metrics import (
     known,
 )
 
-MAX_COSTS = 5
-"""Deletion costs that a line names."""
+MAX_COSTS, MAX_LEFT_ALONE = 5, 5
+"""Deletion costs that a line names, and pods whose batching limits are left alone."""
+_ACTIONS = {"hold": "hold", "batching": "set_batching"}
 
 
 def _direction(action: Action) -> str:
     if isinstance(action, ScaleReplicas):
         return "up" if action.to > action.seen else "down"
-    return "hold"
+    return "batching" if isinstance(action, SetBatching) else "hold"
 
 
 def _desired(snapshot: Snapshot, action: Action) -> int:
-    return snapshot.target.current_replicas if isinstance(action, Hold) else action.to
+    return action.to if isinstance(action, ScaleReplicas) else snapshot.target.current_replicas
 
 
 def _proposed(decision: Decision) -> int | None:
     """Return the replicas that wait for a person's approval; None where nothing does."""
     standing = decision.proposal.standing
-    return standing.to if standing is not None and isinstance(decision.action, Hold) else None
+    return standing.to if standing is not None and not isinstance(decision.action, ScaleReplicas) else None
 
 
 def _approval_fields(decision: Decision) -> dict[str, object] | None:
@@ -151,13 +157,37 @@ def _gap_fields(gaps: Iterable[Gap]) -> dict[str, dict[str, object]]:
 
 def _cost_fields(action: Action) -> list[str] | None:
     """Return the deletion costs to be changed, the first in words; None without any."""
-    costs = () if isinstance(action, Hold) else action.costs
+    costs = action.costs if isinstance(action, ScaleReplicas) else ()
     shown = [
         f"{one.pod} {'none' if one.cost is None else one.cost}"
         + ("" if one.requests is None else f" ({one.requests:g} requests)")
         for one in costs[:MAX_COSTS]
     ]
     return [*shown, *([f"and {len(costs) - MAX_COSTS} more"] if len(costs) > MAX_COSTS else [])] or None
+
+
+def _batching_fields(batching: Batching | None) -> dict[str, object] | None:
+    """Return what was made of the batching limits, and what it was judged by; None where they are left alone."""
+    if batching is None:
+        return None
+    measured = batching.measured
+    return {
+        "bound": str(batching.bound),
+        "reason": str(batching.reason),
+        "limits": str(batching.limits),
+        **_given(
+            wanted=None if batching.wanted is None else str(batching.wanted),
+            pods=len(batching.pods) or None,
+            detail=batching.detail or None,
+            left_alone=[f"{pod}: {reason}" for pod, reason in batching.left_alone[:MAX_LEFT_ALONE]] or None,
+        ),
+        **({} if measured is None else _measured_fields(measured)),
+    }
+
+
+def _measured_fields(measured: Measured) -> dict[str, object]:
+    values = {field.name: getattr(measured, field.name) for field in dataclasses.fields(measured)}
+    return _given(**{name: _short(value) for name, value in values.items()})
 
 
 def _change_fields(change: ForeignChange) -> dict[str, object]:
@@ -177,7 +207,7 @@ def decision_fields(snapshot: Snapshot, decision: Decision, outcome: Outcome, du
         "current_replicas": snapshot.target.current_replicas,
         "ready_replicas": snapshot.target.ready_replicas,
         "desired_replicas": _desired(snapshot, decision.action),
-        "action": "hold" if direction == "hold" else f"scale_{direction}",
+        "action": _ACTIONS.get(direction, f"scale_{direction}"),
         "reason": str(decision.reason),
         "mode": str(decision.mode),
         "steps": [
@@ -190,7 +220,7 @@ def decision_fields(snapshot: Snapshot, decision: Decision, outcome: Outcome, du
         **_given(approval=_approval_fields(decision)),
         "outcome": str(outcome),
         "duration_s": _short(duration_s),
-        **_given(deletion_costs=_cost_fields(decision.action)),
+        **_given(deletion_costs=_cost_fields(decision.action), batching=_batching_fields(decision.batching)),
     }
 
 
@@ -482,6 +512,11 @@ class Telemetry:
         parts = {part.name: part.value for part in score.parts}
         for name in SCORE_PARTS:
             self._metrics.set("score_part", policy, parts.get(name), name)
+        limits = decision.batching.limits if decision.batching is not None else Limits()
+        for name in LIMITS:
+            self._metrics.set("batching_limit", policy, getattr(limits, name), name)
+        left = None if decision.batching is None else len(decision.batching.left_alone)
+        self._metrics.set("batching_left_alone_pods", policy, left)
         for name, term in (("itl", demand.itl), ("kv", demand.kv), ("sequences", demand.sequences)):
             self._metrics.set("demand_replicas", policy, term, name)
 
@@ -495,6 +530,8 @@ class Telemetry:
         self._metrics.add("ticks_total", policy)
         self._metrics.add("decisions_total", policy, str(decision.reason))
         self._metrics.add("actions_total", policy, _direction(decision.action), str(outcome))
+        if decision.batching is not None:
+            self._metrics.add("batching_decisions_total", policy, str(decision.batching.reason))
         if decision.change is not None:
             self._metrics.add("foreign_changes_total", policy, "undid" if decision.change.undid else "changed")
         for gap in (*snapshot.gaps, *_core_gaps(decision)):

@@ -30,6 +30,9 @@ from autoscaler.core.policy import Evidence, Policy
 from autoscaler.core.state import NO_ENGINES
 from autoscaler.core.types import (
     Action,
+    Batching,
+    BatchReason,
+    Bound,
     Decision,
     DeletionCost,
     Demand,
@@ -38,12 +41,15 @@ from autoscaler.core.types import (
     Gap,
     GapReason,
     Hold,
+    Limits,
     Mode,
     Outcome,
+    PodBatching,
     Proposal,
     Reason,
     ScaleReplicas,
     Score,
+    SetBatching,
     Snapshot,
     Standing,
     Step,
@@ -496,3 +502,31 @@ async def until(true: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise TimeoutError
+
+
+# --- batching limits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        pytest.param(Outcome.APPLIED, ["BatchingLimits"], id="set"),
+        pytest.param(Outcome.SIMULATED, [], id="a dry run"),
+        pytest.param(Outcome.FAILED, [], id="refused"),
+    ],
+)
+def test_limits_that_were_set_have_one(outcome: Outcome, told: list[str]) -> None:
+    limits, wanted = Limits(max_num_seqs=64), Limits(max_num_seqs=20)
+    batching = Batching(
+        bound=Bound.KV,
+        reason=BatchReason.LOWER_PREEMPTIONS,
+        limits=limits,
+        wanted=wanted,
+        pods=(PodBatching(pod="chat-1", uid="u-1", limits=wanted),),
+        detail="44 preemptions",
+    )
+    decision = a_decision(action=SetBatching(limits=wanted, pods=batching.pods), batching=batching)
+    notes = list(Changes(POLICY).notes(a_snapshot(), decision, outcome, ""))
+    assert [note.reason for note in notes] == told
+    words = "batching limits from seqs 64 to seqs 20: lower_preemptions, kv_bound; 44 preemptions"
+    assert [note.message for note in notes] == [words] * len(told)

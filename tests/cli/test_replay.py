@@ -16,7 +16,7 @@ from autoscaler.cli.main import run
 from autoscaler.core.decide import decide
 from autoscaler.core.policy import Policy, ReplicaBounds, Schedule, TargetRef
 from autoscaler.core.state import State, absorb, advance
-from autoscaler.core.types import Decision, Hold, Outcome, Reason, Snapshot
+from autoscaler.core.types import Decision, Hold, Outcome, Reason, ScaleReplicas, Snapshot
 from autoscaler.policy_file import policy_to_plain
 from autoscaler.schedule import Calendar
 from autoscaler.trace import Recorder
@@ -53,7 +53,7 @@ class Live:
         decision = decide(self.policy, self.state, snapshot)
         outcome = Outcome.UNCHANGED if isinstance(decision.action, Hold) else Outcome.APPLIED
         self.state = advance(self.policy, self.state, decision, outcome)
-        if not isinstance(decision.action, Hold):
+        if isinstance(decision.action, ScaleReplicas):
             self.world.scale(decision.action.to)
         for engine in self.world.engines.values():
             engine.run(self.policy.interval_s)

@@ -19,7 +19,9 @@ from autoscaler.core.types import (
     GapReason,
     Gpu,
     HistogramRows,
+    Limits,
     Pod,
+    PodLimits,
     PodPhase,
     Sample,
     Snapshot,
@@ -40,6 +42,18 @@ SCALED = replace(
     scaled_at=AT + 3.0,
 )
 GPUS = (Gpu(uuid="g0", pod_uid="a", utilization=0.5, memory_used=7.0), Gpu(uuid="g1", pod_uid="b", utilization=0.25))
+
+LIMITS = (
+    PodLimits(
+        pod_uid="a",
+        limits=Limits(max_num_seqs=16, long_prefill_token_threshold=0),
+        ceiling=Limits(max_num_seqs=64, max_num_batched_tokens=2048),
+        floor=Limits(max_num_seqs=1),
+        generation=7,
+        applied=6,
+    ),
+    PodLimits(pod_uid="b", refused="another scheduler"),
+)
 
 
 def values(**columns: list[float]) -> Floats:
@@ -76,12 +90,13 @@ def changed(**parts: Any) -> Snapshot:
 
 
 def assert_same(one: Snapshot, other: Snapshot) -> None:
-    assert (one.at, one.target, one.gpus, one.samples, one.gaps) == (
+    assert (one.at, one.target, one.gpus, one.samples, one.gaps, one.limits) == (
         other.at,
         other.target,
         other.gpus,
         other.samples,
         other.gaps,
+        other.limits,
     )
     assert one.engines.keys == other.engines.keys
     assert one.engines.values.tobytes() == other.engines.values.tobytes()
@@ -152,6 +167,7 @@ KV = {"kv_cache_usage": [0.5, 0.25]}
         ),
         pytest.param(changed(gpus=()), {"gpus": []}, id="no devices"),
         pytest.param(changed(samples=(), gaps=()), {"samples": [], "gaps": []}, id="no samples, no gaps"),
+        pytest.param(changed(limits=LIMITS), {"limits": to_plain(LIMITS)}, id="batching limits"),
     ],
 )
 def test_only_what_changed_is_said(snapshot: Snapshot, difference: dict[str, Any]) -> None:

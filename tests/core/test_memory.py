@@ -12,7 +12,8 @@ from autoscaler.core.model import new_model
 from autoscaler.core.owners import Owners
 from autoscaler.core.policy import DemandPolicy, StepTime, TargetRef
 from autoscaler.core.state import LONGEST_HOLE_S, Hindsight, Recommended, State
-from autoscaler.core.types import ForeignChange, Reason, Regime
+from autoscaler.core.tuning import Reverted, Tuning
+from autoscaler.core.types import BatchReason, ForeignChange, Limits, Reason, Regime
 from tests.core.world import P0, START, World
 
 HINDSIGHT = Hindsight(
@@ -28,6 +29,12 @@ MODEL = replace(
     rows=42,
     gram=np.arange(16.0).reshape(4, 4) / 3.0,
     moment=np.arange(4.0) / 7.0,
+)
+TUNING = Tuning(
+    wanted=Limits(max_num_seqs=48, max_num_batched_tokens=2048, long_prefill_token_threshold=0),
+    moved_at=START - 90.0,
+    reverted=(Reverted(BatchReason.RAISE_SEQUENCES, 60, True, 2, START - 500.0),),
+    held_from=64,
 )
 CHANGE = ForeignChange(at=START - 20.0, before=4, after=2, by="argocd-controller", undid=True)
 FULL = State(
@@ -48,6 +55,7 @@ FULL = State(
         undone_at=(START - 60.0, START - 20.0),
         conflict=replace(CHANGE, at=START - 1200.0, written_at=START - 1201.0),
     ),
+    tuning=TUNING,
 )
 
 
@@ -83,6 +91,7 @@ def test_everything_that_is_kept_comes_back() -> None:
         "recommendations",
         "hindsight",
         "owners",
+        "tuning",
     ):
         assert getattr(state, name) == getattr(FULL, name), name
     assert state.model is not None
@@ -110,7 +119,7 @@ def test_its_plain_form_is_small() -> None:
         FULL, recommendations=entries, hindsight=HINDSIGHT._replace(errors=errors), starts=(181.123456,) * 30
     )
     assert len(json.dumps(memory_to_plain(kept(large)), separators=(",", ":"))) < 16_000
-    assert len(json.dumps(memory_to_plain(essential(kept(large))), separators=(",", ":"))) < 700
+    assert len(json.dumps(memory_to_plain(essential(kept(large))), separators=(",", ":"))) < 950
 
 
 def test_its_essence_are_the_cooldowns() -> None:
@@ -321,3 +330,45 @@ def test_c082_what_was_wished_before_a_restart_still_holds_a_shrink() -> None:
     while not world.writes:
         world.tick()
     assert world.writes[0][0] - busy_until >= 285.0
+
+
+# --- batching limits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "saved", "wanted", "moved_at"),
+    [
+        pytest.param(Tuning(), TUNING, 48, START - 90.0, id="only saved"),
+        pytest.param(replace(TUNING, wanted=Limits(max_num_seqs=9)), Tuning(), 9, START - 90.0, id="only own"),
+        pytest.param(
+            Tuning(wanted=Limits(max_num_seqs=9), moved_at=START - 10.0), TUNING, 9, START - 10.0, id="own is later"
+        ),
+        pytest.param(
+            Tuning(wanted=Limits(max_num_seqs=9), moved_at=START - 95.0), TUNING, 48, START - 90.0, id="saved is later"
+        ),
+        pytest.param(Tuning(), replace(TUNING, moved_at=START + 900.0), 48, START, id="saved is in the future"),
+    ],
+)
+def test_the_limits_of_whoever_moved_them_last(own: Tuning, saved: Tuning, wanted: int, moved_at: float) -> None:
+    state = restarted(replace(FULL, tuning=saved), START, into=State(tuning=own))
+    assert state.tuning.wanted is not None
+    assert (state.tuning.wanted.max_num_seqs, state.tuning.moved_at) == (wanted, moved_at)
+
+
+def test_what_either_took_back_stays_taken_back() -> None:
+    mine = Tuning(
+        reverted=(
+            Reverted(BatchReason.RAISE_SEQUENCES, 60, True, 1, START - 5.0),
+            Reverted(BatchReason.LOWER_BUDGET, 512, False, 1, START - 7.0),
+        )
+    )
+    state = restarted(FULL, START, into=State(tuning=mine))
+    assert state.tuning.reverted == (
+        Reverted(BatchReason.RAISE_SEQUENCES, 60, True, 2, START - 5.0),
+        Reverted(BatchReason.LOWER_BUDGET, 512, False, 1, START - 7.0),
+    )
+
+
+def test_a_trial_that_nobody_watched_is_not_kept() -> None:
+    trial = Tuning(moved_at=START, still_since=START, serving=frozenset({"a"}), replicas=3)
+    assert kept(replace(FULL, tuning=trial)).tuning == Tuning(moved_at=START)

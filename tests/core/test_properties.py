@@ -49,6 +49,7 @@ from autoscaler.core.policy import (
 from autoscaler.core.state import State, absorb, advance
 from autoscaler.core.types import (
     FIELD_MANAGER,
+    Action,
     Decision,
     Engines,
     Gpu,
@@ -234,9 +235,9 @@ class Fleet(World):
             for one in self.pods
         )
 
-    def carry_out(self, action: Hold | ScaleReplicas) -> Outcome:
+    def carry_out(self, action: Action) -> Outcome:
         """Return what becomes of the action in this phase; only APPLIED changes the fleet."""
-        if isinstance(action, Hold):
+        if not isinstance(action, ScaleReplicas):
             return Outcome.UNCHANGED
         outcome = self.phase.outcome
         if outcome is Outcome.APPLIED:
@@ -471,7 +472,7 @@ class Book:
         """In propose mode an action goes no further than what a person has approved, and never the other way."""
         standing, action = decision.proposal.standing, decision.action
         assert standing is None or self.policy.approval.required
-        if not self.policy.approval.required or isinstance(action, Hold):
+        if not self.policy.approval.required or not isinstance(action, ScaleReplicas):
             return
         assert standing is not None
         assert snapshot.target.approved == standing.id
@@ -499,7 +500,7 @@ class Book:
         places = [proposal.wished, *(place for step in proposal.steps for place in (step.before, step.after))]
         places.append(proposal.replicas)
         assert all(before == after for before, after in zip(places[::2], places[1::2], strict=True))
-        if isinstance(decision.action, Hold):
+        if not isinstance(decision.action, ScaleReplicas):
             assert decision.reason not in UPWARD | DOWNWARD
             assert decision.unblocks
             assert all(decision.unblocks)
@@ -792,7 +793,7 @@ def test_an_outage_under_steady_load_moves_nothing(
     assert run(fleet, 60) == [Hold()] * 60
 
 
-def run(fleet: Fleet, ticks: int) -> list[Hold | ScaleReplicas]:
+def run(fleet: Fleet, ticks: int) -> list[Action]:
     """Return the actions of so many ticks, none of which is carried out."""
     actions = []
     for _ in range(ticks):

@@ -33,11 +33,14 @@ from autoscaler.core.types import (
     Gap,
     Gpu,
     HistogramRows,
+    Limits,
     Outcome,
     Pod,
+    PodLimits,
     PodPhase,
     Sample,
     ScaleReplicas,
+    SetBatching,
     Snapshot,
     TargetStatus,
 )
@@ -171,6 +174,10 @@ class World:
         self.state = State()
         self.status: dict[str, object] = {}
         self.writes: list[tuple[float, int, int]] = []
+        self.ceiling: Limits | None = None
+        self.told: dict[str, Limits] = {}
+        self.deaf: set[str] = set()
+        self.refused: dict[str, str] = {}
         self.outcome: Outcome | None = None
 
     def set(self, **readings: object) -> None:
@@ -233,6 +240,22 @@ class World:
             ),
             gaps=self.gaps,
             schedules=self.schedules,
+            limits=self.limits(),
+        )
+
+    def limits(self) -> tuple[PodLimits, ...]:
+        """Return what the plugin in each ready pod says; nothing without a ceiling."""
+        if self.ceiling is None:
+            return ()
+        return tuple(
+            PodLimits(
+                pod_uid=one.uid,
+                limits=self.told.get(one.uid, self.ceiling),
+                ceiling=self.ceiling,
+                refused=self.refused.get(one.uid, ""),
+            )
+            for one in self.pods
+            if one.ready
         )
 
     def decide(self) -> Decision:
@@ -250,6 +273,10 @@ class World:
             self.writes.append((self.at, decision.action.seen, decision.action.to))
             if outcome is Outcome.APPLIED:
                 self.scale(decision.action.to)
+        elif isinstance(decision.action, SetBatching):
+            outcome = self.outcome or (Outcome.APPLIED if apply else Outcome.SIMULATED)
+            if outcome is Outcome.APPLIED:
+                self.told |= {one.uid: one.limits for one in decision.action.pods if one.uid not in self.deaf}
         self.state = advance(self.policy, self.state, decision, outcome)
         step = self.policy.interval_s if seconds is None else seconds
         for engine in self.engines.values():

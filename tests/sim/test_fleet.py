@@ -11,10 +11,20 @@ import pytest
 
 from autoscaler.core.policy import VllmSignals
 from autoscaler.core.signals import COLUMN
-from autoscaler.core.types import DeletionCost, Hold, Outcome, PodPhase, ScaleReplicas
+from autoscaler.core.types import (
+    DeletionCost,
+    Hold,
+    Limits,
+    Outcome,
+    PodBatching,
+    PodPhase,
+    ScaleReplicas,
+    SetBatching,
+)
 from autoscaler.errors import ActuationError
 from autoscaler.sim.clock import VirtualClock
 from autoscaler.sim.engine import Request
+from autoscaler.sim.faults import Faults
 from autoscaler.sim.fleet import Fleet, Settings
 from autoscaler.sim.front import Clients
 from autoscaler.sim.ledger import Fate
@@ -403,3 +413,57 @@ def test_the_demo_starts_small_and_its_rush_needs_many() -> None:
     (rush,) = scenario.events
     top = max(scenario.rate(rush.at - scenario.epoch + minute * 60.0) for minute in range(30))
     assert 6 * 4.5 < top < 8 * 4.5
+
+
+# --- batching limits ------------------------------------------------------------------------------------------------
+
+FEWER = Limits(max_num_seqs=2, max_num_batched_tokens=512, long_prefill_token_threshold=0)
+
+
+def tell(fleet: Fleet, limits: Limits = FEWER) -> Outcome:
+    """Tell every pod that says its limits others."""
+    pods = tuple(PodBatching(pod="", uid=one.pod_uid, limits=limits) for one in fleet.limits())
+    return fleet.act(SetBatching(limits=limits, pods=pods))
+
+
+def test_limits_are_set_and_obeyed() -> None:
+    fleet = make(chat(4.0, 60.0), replicas=2)
+    fleet.advance(20.0)
+    assert [one.limits.max_num_seqs for one in fleet.limits()] == [PROFILE.max_num_seqs] * 2
+    assert tell(fleet) is Outcome.APPLIED
+    fleet.advance(60.0)
+    assert max(engine.running for engine in fleet.engines()) == 2
+    assert {(one.limits, one.generation, one.applied) for one in fleet.limits()} == {(FEWER, 1, 1)}
+    released = fleet.act(
+        SetBatching(limits=Limits(), pods=(PodBatching(pod="", uid=fleet.limits()[0].pod_uid, limits=Limits()),))
+    )
+    assert released is Outcome.APPLIED
+    assert [one.limits.max_num_seqs for one in fleet.limits()] == [PROFILE.max_num_seqs, 2]
+
+
+def test_a_restarted_engine_keeps_its_limits_and_a_new_pod_has_its_own() -> None:
+    fleet = Fleet(
+        PROFILE,
+        (),
+        replicas=1,
+        epoch=EPOCH,
+        rng=np.random.default_rng(1),
+        faults=Faults(crash_mean_s=100.0),
+    )
+    tell(fleet)
+    fleet.scale(2)
+    fleet.advance(2000.0)
+    restarted = [pod.restarts for pod in fleet.status().pods]
+    assert restarted[0] > 0
+    limits = {pod.uid: one.limits for pod in fleet.status().pods for one in fleet.limits() if one.pod_uid == pod.uid}
+    assert all(
+        limits[pod.uid].max_num_seqs == (2, 256)[index]
+        for index, pod in enumerate(fleet.status().pods)
+        if pod.uid in limits
+    )
+
+
+def test_a_pod_that_does_not_answer_is_not_told() -> None:
+    fleet = make()
+    nobody = SetBatching(limits=FEWER, pods=(PodBatching(pod="gone", uid="gone", limits=FEWER),))
+    assert fleet.act(nobody) is Outcome.UNCHANGED
