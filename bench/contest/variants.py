@@ -14,6 +14,7 @@ Changes = Mapping[str, object]
 """New values by field path: `prediction.z_up`."""
 OFF = 1e9
 """So many seconds, or standard deviations, never come."""
+BATCHING = "ours with batching"
 MARGINS = (0.25, 0.5, 1.75, 2.75, 4.0, 7.0)
 """Times the default's margins: the front that the policy can be moved along; 1 is the default."""
 
@@ -87,6 +88,7 @@ ABLATIONS: Mapping[str, Variant] = {
     "ours with wait down 600 s": _set("shrinks after ten minutes", {"scale_down.stabilization_s": 600.0}),
     "ours without cooldown": _set("acts at any tick", {"cooldown_s": 0.0}),
     "ours without step limits": _set("any number at once", {"scale_up.max_step": None, "scale_down.max_step": None}),
+    BATCHING: _set("moves the engines' batching limits as well, by the plugin", {"batching.mode": "live"}),
     "ours each 15 s": _set("decides every 15 s", {"interval_s": 15.0}),
 }
 VARIANTS: Mapping[str, Variant] = {**SWEEP, **ABLATIONS}

@@ -172,6 +172,16 @@ def test_policies_that_attain_everywhere_come_first_and_static_fleets_are_left_o
             "99.00 %, 2 seeds, the lowest 98.00 %",
             id="mooncake",
         ),
+        pytest.param(
+            "mooncake",
+            [
+                ran("ours", 0.98, 1.0, trace="mooncake", day=False),
+                ran("ours with batching", 0.995, 1.0, trace="mooncake", day=False),
+            ],
+            False,
+            "98.00 %, one seed; with the batching limits moved as well 99.50 %, one seed",
+            id="mooncake-with-batching",
+        ),
     ],
 )
 def test_targets(text: str, entries: Sequence[Entry], met: bool | None, says: str) -> None:
