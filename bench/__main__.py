@@ -9,7 +9,7 @@ from rich.table import Table
 from bench import MissedError
 
 MODULES = ("parser", "decide", "trace", "engine", "plugin", "start")
-ALONE = ("batching", "failover", "closed_loop", "autoscaling", "tuning", "tune")
+ALONE = ("batching", "failover", "closed_loop", "autoscaling", "tuning", "tune", "faults")
 """Have a command line and an exit code of their own."""
 
 

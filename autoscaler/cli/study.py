@@ -17,7 +17,7 @@ from autoscaler.errors import AutoscalerError
 from autoscaler.policy_file import load_policies
 from autoscaler.schedule import Calendar
 from autoscaler.sim.comparison import Detail, detail
-from autoscaler.sim.faults import Faults, fault_plan
+from autoscaler.sim.faults import Blackout, Faults, Symptom, fault_plan
 from autoscaler.sim.fleet import Settings
 from autoscaler.sim.front import Clients, Routing
 from autoscaler.sim.profile import Profile
@@ -39,6 +39,15 @@ def _part(*names: str) -> Callable[[float], Faults]:
     return lambda peak_s: Faults(**{name: getattr(fault_plan(peak_s), name) for name in names})
 
 
+def _unreliable(symptom: Symptom) -> Callable[[float], Faults]:
+    """Return the plan's outage of the pages with another symptom."""
+
+    def faults(peak_s: float) -> Faults:
+        return Faults(blackouts=(Blackout(start_s=peak_s, duration_s=TEN_MINUTES_S, symptom=symptom),))
+
+    return faults
+
+
 PRESETS: dict[str, Callable[[float], Faults]] = {
     "none": lambda _: Faults(),
     "plan": fault_plan,
@@ -46,6 +55,9 @@ PRESETS: dict[str, Callable[[float], Faults]] = {
     "api-errors": _part("api_errors"),
     "stuck-starts": _part("stuck_probability", "stuck_s"),
     "crashes": _part("crash_mean_s"),
+    "frozen": _unreliable(Symptom.FROZEN),
+    "nan": _unreliable(Symptom.NAN),
+    "clock-skew": lambda _: Faults(clock_skew_s=30.0),
 }
 """What goes wrong, by name, given when the traffic is at its peak [s]."""
 

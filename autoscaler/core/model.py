@@ -14,7 +14,10 @@ HALF_LIFE_S = 3600.0
 LEARN_EVERY_S = 30.0
 MIN_ROWS = 20
 MIN_ITERATIONS = 3.0
-MIN_BUSY = 0.75
+MIN_BUSY, MAX_BUSY = 0.75, 3.0
+"""How much of the time between two readings iterations x mean ITL fill. They come to 2 at most, where answers are short
+and a token's wait began before the first reading. More is the work of a longer time: a page that stood still moves on.
+"""
 SCALE = np.array([0.02, 60e-6, 20e-6, 40e-9])
 """Typical sizes of c0 [s], cp, cb [s/token, s/sequence], ck [s/token]: the ridge pulls by deviations from the prior
 in these units, with weight 1."""
@@ -55,9 +58,9 @@ def learn(model: StepModel, prior: StepTime, engines: Engines, increase: Increas
     """Return the model after one more look at the engines, at most one look in `LEARN_EVERY_S`.
 
     An engine teaches when it was busy throughout the interval between its two readings: at least two requests at both
-    ends, three iterations, and iterations x mean ITL filling three quarters of the time. One row is
-    (1, prefill tokens, sequences, resident tokens) an iteration against seconds an iteration, weighted by 1/t, so that
-    relative errors count.
+    ends, three iterations, and iterations x mean ITL filling three quarters of the time, but not several times it. One
+    row is (1, prefill tokens, sequences, resident tokens) an iteration against seconds an iteration, weighted by 1/t,
+    so that relative errors count.
     """
     if at - model.at < LEARN_EVERY_S:
         return model
@@ -83,7 +86,8 @@ def observations(values: Floats, increase: Increase) -> tuple[Floats, Floats]:
     prefill = np.maximum(np.fmin(prompt, prompt - cached), 0.0)
     # Each token but a request's first is one observation of ITL: their sum over their count is the mean step.
     whole = elapsed * generated
-    busy = (whole > 0.0) & (iterations * itl_sum >= MIN_BUSY * whole)
+    filled = iterations * itl_sum
+    busy = (whole > 0.0) & (filled >= MIN_BUSY * whole) & (filled <= MAX_BUSY * whole)
     enough = (np.minimum(increase.was_running, running) >= 2.0) & (iterations >= MIN_ITERATIONS)
     usable = busy & enough & np.isfinite(resident + prefill)
     steps = iterations[usable]

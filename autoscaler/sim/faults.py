@@ -62,6 +62,7 @@ class Faults:
             been carried out or not.
         stuck_probability: how often a start hangs. stuck_s: how long, until its probe gives up and it starts anew.
         crash_mean_s: mean time from ready to a crash, exponential; what was in flight is lost.
+        clock_skew_s: how far the cluster's clocks are ahead of the daemon's; below 0, behind. Its stamps are theirs.
     """
 
     blackouts: tuple[Blackout, ...] = ()
@@ -69,6 +70,7 @@ class Faults:
     stuck_probability: float = 0.0
     stuck_s: float = 900.0
     crash_mean_s: float = math.inf
+    clock_skew_s: float = 0.0
 
     def symptom(self, now: float, lot: float) -> Symptom | None:
         """Return what is wrong with the page of the pod with that lot in [0, 1); None when nothing is."""

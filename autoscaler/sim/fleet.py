@@ -401,7 +401,7 @@ class Fleet:
         self._plan(self.now + math.ceil(load_s / probe_s) * probe_s, replica, self._become_ready)
 
     def _start_process(self, replica: _Replica, at: float) -> None:
-        replica.started_at = round(self.epoch + at, 2)
+        replica.started_at = round(self.epoch + at + self.faults.clock_skew_s, 2)
         replica.page = Page(self.profile, replica.started_at)
 
     def _become_ready(self, replica: _Replica) -> None:
@@ -532,7 +532,8 @@ class Fleet:
         )
 
     def _stamp(self, at: float) -> float:
-        return float(math.floor(self.epoch + at))
+        """Return what the cluster's clock said then, in whole seconds."""
+        return float(math.floor(self.epoch + at + self.faults.clock_skew_s))
 
     async def apply(self, action: Action) -> Outcome:
         """Carry out an action, and let the listeners follow; see `act`."""

@@ -158,7 +158,7 @@ def the_policy(file: Path) -> Policy:
 
 def our_run(ground: Ground, policy: Policy, state: State | None = None) -> Came:
     """Return what a policy of this product comes to; `state` is what it remembers at the start."""
-    setting = _setting(ground, ground.replicas)
+    setting = fleet_setting(ground, ground.replicas)
     watch = Watch(setting.epoch)
     done = run(our_policy(ground, policy), ground.sample.requests(), setting, reports=(watch,), state=state)
     return Came(figures=done.figures, provision=_provision(ground, watch))
@@ -169,7 +169,7 @@ def learned(before: Ground, policy: Policy) -> State:
 
     As the daemon keeps it: step times, how long starts take, and its own errors. Cooldowns and windows are left out.
     """
-    setting = _setting(before, before.replicas)
+    setting = fleet_setting(before, before.replicas)
     earlier = replace(setting, epoch=setting.epoch - before.duration_s)
     own = our_policy(before, policy)
     memory = memory_of(own, run(own, before.sample.requests(), earlier).state)
@@ -209,7 +209,8 @@ def _provision(ground: Ground, watch: Watch) -> Provision:
     )
 
 
-def _setting(ground: Ground, replicas: int) -> Setting:
+def fleet_setting(ground: Ground, replicas: int) -> Setting:
+    """Return the world that every policy is run in on a ground, with so many replicas at the start."""
     return Setting(
         profile=ground.profile,
         replicas=replicas,
@@ -241,7 +242,7 @@ def settled(settings: Settings, ground: Ground, tuned: Mapping[str, float]) -> S
 
 def rival_run(ground: Ground, rival: Rival, *, replicas: int | None = None) -> Came:
     """Return what a rival comes to, from the ground's replicas on or from others."""
-    setting = _setting(ground, ground.replicas if replicas is None else replicas)
+    setting = fleet_setting(ground, ground.replicas if replicas is None else replicas)
     counted, watch = Counted(ground.sample.requests()), Watch(0.0)
     fleet = setting.make_fleet(the_policy(DEFAULT), counted)  # the policy's name alone counts
     noted = Noted(rival)
@@ -323,7 +324,7 @@ def _static_mean(ground: Ground) -> Played:
 
 def _oracle(ground: Ground) -> Played:
     one, answer_s = ground.profile, float(ground.sample.output.mean()) * ground.token_s
-    setting = _setting(ground, ground.replicas)
+    setting = fleet_setting(ground, ground.replicas)
     late = math.exp(LATE_START * setting.fleet.cold_start_sigma)
     lead_s = PENDING_S + late * one.cold_start_s + setting.fleet.probe_s + ROUTING_S
 

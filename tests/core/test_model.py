@@ -30,7 +30,7 @@ CAPACITY = 400_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """One engine over one interval: `idle_s` of it without any iteration."""
+    """One engine over one interval: `idle_s` of it without any iteration; below 0, with work from before it."""
 
     batch: float = 40.0
     prefill: float = 300.0
@@ -175,6 +175,7 @@ def test_the_prior_fills_in_what_was_never_seen() -> None:
         pytest.param(Busy(seconds=0.0), id="the-same-page-twice"),
         pytest.param(Busy(batch=0.0), id="nothing-generated"),
         pytest.param(Busy(resident=float("nan")), id="no-kv-gauge"),
+        pytest.param(Busy(idle_s=-600.0), id="ten-minutes-of-work-since-a-page-that-stood-still"),
     ],
 )
 def test_what_teaches_nothing(engine: Busy) -> None:

@@ -169,6 +169,20 @@ def test_a_client_whose_answer_is_not_whole_in_time_goes_away_and_frees_its_plac
     assert engine.tallies.aborted == np.count_nonzero(gone)
 
 
+@pytest.mark.parametrize("skew_s", [30.0, -30.0])
+def test_stamps_are_what_the_clusters_clock_says(skew_s: float) -> None:
+    plain, skewed = make(), make(faults=Faults(clock_skew_s=skew_s))
+    for fleet in (plain, skewed):
+        fleet.advance(10.0)
+        fleet.scale(2)
+        fleet.advance(100.0)
+    for right, wrong in zip(plain.status().pods, skewed.status().pods, strict=True):
+        assert right.ready_at is not None
+        assert (wrong.created_at, wrong.ready_at) == (right.created_at + skew_s, right.ready_at + skew_s)
+    assert column(skewed, "started_at") == [at + skew_s for at in column(plain, "started_at")]
+    assert column(skewed, "read_at") == column(plain, "read_at"), "reading is by the daemon's clock"
+
+
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -339,6 +353,7 @@ def test_a_request_that_can_never_fit_is_no_matter_of_trying_again() -> None:
         pytest.param(Settings(), Faults(crash_mean_s=100.0), id="crashes"),
         pytest.param(Settings(node_probability=0.5), Faults(), id="nodes"),
         pytest.param(Settings(), Faults(stuck_probability=0.2), id="stuck"),
+        pytest.param(Settings(), Faults(clock_skew_s=-40.0), id="clock-skew"),
     ],
 )
 def test_no_option_shifts_names_or_the_starts_of_others(settings: Settings, faults: Faults) -> None:
