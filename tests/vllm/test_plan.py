@@ -1,11 +1,12 @@
-"""The KV arithmetic of `autoscaler plan` beside real servers: what follows from a model's files."""
+"""Real servers without the plugin: the KV arithmetic of `autoscaler plan`, and that nobody answers at the route."""
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.catalog import model
 from autoscaler.core.kv import GIB, kv_element_bytes, kv_layout, weight_bytes
-from tests.vllm.server import Place, Start, VllmServer, running_server
+from tests.vllm.server import LIMITS, Place, Start, VllmServer, running_server
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.asyncio(loop_scope="session")]
 
@@ -17,9 +18,10 @@ async def cache_config(server: VllmServer) -> dict[str, str]:
     return dict(families[0].samples[0].labels)
 
 
-async def test_the_cache_follows_from_the_models_files(place: Place) -> None:
+async def test_the_cache_follows_from_the_models_files_and_there_is_no_route(place: Place) -> None:
     async with running_server(place, Start(blocks=None, plugin=False)) as server:
         labels = await cache_config(server)
+        assert (await server.client.get(LIMITS)).status_code == httpx.codes.NOT_FOUND
     shape = model(str(place.model))
     assert weight_bytes(shape) == pytest.approx(2 * shape.parameters, rel=0.01)  # the files' size, in bfloat16
     layout = kv_layout(shape, 1, kv_element_bytes(shape, labels["cache_dtype"]), int(labels["block_size"]))
