@@ -30,6 +30,7 @@ _NAMES = {
     "arrival": ("arrival_s", "arrival", "arrived_at", "timestamp", "timestamp_s", "time_s"),
     "prompt": ("input_tokens", "prompt_tokens", "contexttokens", "input_length", "num_prefill_tokens", "input"),
     "output": ("output_tokens", "generatedtokens", "output_length", "num_decode_tokens", "output"),
+    "cached": ("cached_ratio",),
     "at": ("t_s", "t", "time_s", "start_s", "at_s"),
     "rps": ("rps", "rate", "requests_per_s", "requests_per_second"),
 }
@@ -60,18 +61,30 @@ class Sample:
 
     Args:
         arrival: seconds from the start. prompt, output: tokens.
+        cached: share of each prompt that is in the prefix cache; None where nothing is.
     """
 
     arrival: Floats
     prompt: Ints
     output: Ints
+    cached: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.arrival)
 
     def requests(self) -> Iterator[Request]:
         """Yield them."""
-        return map(Request, self.arrival.tolist(), self.prompt.tolist(), self.output.tolist())
+        columns = [self.arrival.tolist(), self.prompt.tolist(), self.output.tolist()]
+        return map(Request, *columns, *([] if self.cached is None else [self.cached.tolist()]))
+
+    def taken(self, rows: Ints | NDArray[np.bool_] | slice, arrival: Floats | None = None) -> "Sample":
+        """Return the lengths of these rows, with their own arrivals or with others."""
+        return Sample(
+            arrival=self.arrival[rows] if arrival is None else arrival,
+            prompt=self.prompt[rows],
+            output=self.output[rows],
+            cached=None if self.cached is None else self.cached[rows],
+        )
 
     def varied(self, rng: np.random.Generator, sigma_s: float, duration_s: float) -> "Sample":
         """Return another sample like this one: arrivals moved by N(0, sigma), lengths swapped within `SWAP` places."""
@@ -79,12 +92,11 @@ class Sample:
         moved = np.where(moved >= duration_s, np.maximum(2.0 * duration_s - moved, 0.0), moved)
         swapped = np.argsort(np.arange(len(self)) + rng.uniform(-SWAP / 2, SWAP / 2, len(self)), kind="stable")
         order = np.argsort(moved, kind="stable")
-        return Sample(arrival=moved[order], prompt=self.prompt[swapped][order], output=self.output[swapped][order])
+        return self.taken(swapped[order], moved[order])
 
     def within(self, duration_s: float) -> "Sample":
         """Return those that arrive before that time."""
-        end = int(np.searchsorted(self.arrival, duration_s))
-        return Sample(arrival=self.arrival[:end], prompt=self.prompt[:end], output=self.output[:end])
+        return self.taken(slice(int(np.searchsorted(self.arrival, duration_s))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,8 +138,7 @@ class Workload:
         share = scale - math.floor(scale)
         if share > 0.0:
             kept = rng.random(len(copies[-1])) < share
-            last = copies[-1]
-            copies[-1] = Sample(arrival=last.arrival[kept], prompt=last.prompt[kept], output=last.output[kept])
+            copies[-1] = copies[-1].taken(kept)
         return copies[0] if len(copies) == 1 else _merged(copies)
 
     def _drawn(self, rng: np.random.Generator, scale: float) -> Sample:
@@ -144,7 +155,7 @@ class Workload:
         if isinstance(self.lengths, Lengths):
             return sample
         picked = rng.integers(0, len(self.lengths), len(sample))
-        return replace(sample, prompt=self.lengths.prompt[picked], output=self.lengths.output[picked])
+        return self.lengths.taken(picked, sample.arrival)
 
     def first(self, duration_s: float) -> "Workload":
         """Return its beginning."""
@@ -159,10 +170,12 @@ class Workload:
 def _merged(samples: list[Sample]) -> Sample:
     arrival = np.concatenate([sample.arrival for sample in samples])
     order = np.argsort(arrival, kind="stable")
+    cached = [sample.cached for sample in samples if sample.cached is not None]  # copies of one: all have it, or none
     return Sample(
         arrival=arrival[order],
         prompt=np.concatenate([sample.prompt for sample in samples])[order],
         output=np.concatenate([sample.output for sample in samples])[order],
+        cached=np.concatenate(cached)[order] if cached else None,
     )
 
 
@@ -384,9 +397,9 @@ def _columns(path: Path, lines: list[str]) -> tuple[dict[str, int], int]:
         for what, names in _NAMES.items()
         if (name := next((n for n in names if n in first), ""))
     }
-    for wanted in (("at", "rps"), ("arrival", "prompt", "output")):
+    for wanted, more in ((("at", "rps"), ("prompt", "output")), (("arrival", "prompt", "output"), ("cached",))):
         if all(what in found for what in wanted):
-            return {what: found[what] for what in found if what in (*wanted, "prompt", "output")}, 1
+            return {what: found[what] for what in found if what in (*wanted, *more)}, 1
     raise AutoscalerError(
         f"{path}: line 1: the header {lines[0].strip()[:80]!r} names neither arrival_s,input_tokens,output_tokens "
         "nor t_s,rps"
@@ -451,10 +464,13 @@ def _sample(path: Path, lines: list[str], columns: Mapping[str, int], start: int
     for name, tokens in (("input_tokens", prompt), ("output_tokens", output)):
         rows.refuse(~np.isfinite(tokens) | (tokens < 1.0), f"{name} must be at least 1")
         rows.refuse(tokens != np.rint(tokens), f"{name} must be a whole number")
+    cached = table.get("cached")
+    if cached is not None:
+        rows.refuse(~((cached >= 0.0) & (cached <= 1.0)), "cached_ratio must be from 0 to 1")
     if float(arrival.min()) > EPOCH_FROM:
         arrival = arrival - arrival.min()
-    order = np.argsort(arrival, kind="stable")
-    return Sample(arrival=arrival[order], prompt=prompt[order].astype(np.int64), output=output[order].astype(np.int64))
+    sample = Sample(arrival=arrival, prompt=prompt.astype(np.int64), output=output.astype(np.int64), cached=cached)
+    return sample.taken(np.argsort(arrival, kind="stable"))
 
 
 def _curve(

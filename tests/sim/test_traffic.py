@@ -210,3 +210,38 @@ def test_every_shape_works_by_its_name_alone(name: str) -> None:
     workload = load_workload(name).first(600.0)
     assert len(workload.draw(0)) > 0
     assert workload.text.startswith(name)
+
+
+# -- the prefix cache ------------------------------------------------------------------------------------------------
+
+
+def test_a_file_may_say_which_share_of_a_prompt_is_cached(tmp_path: Path) -> None:
+    """The share stays with its prompt, whatever moves, swaps or thins the requests."""
+    shares = {1000 + number: round(number / 400.0, 4) for number in range(400)}
+    lines = [f"{400 - prompt + 1000},{share},{prompt},20" for prompt, share in shares.items()]
+    path = tmp_path / "cached.csv"
+    path.write_text("\n".join(["arrival_s,cached_ratio,input_tokens,output_tokens", *lines]))
+    workload = load_workload(str(path))
+    for sample in (workload.draw(0), workload.draw(3), workload.draw(1, 2.5), workload.first(120.0).draw(0)):
+        requests = list(sample.requests())
+        assert len(requests) > 100
+        assert all(one.cached_ratio == shares[one.prompt_tokens] for one in requests)
+    curve = tmp_path / "curve.csv"
+    curve.write_text("t_s,rps\n0,5\n60,5\n")
+    drawn = list(load_workload(f"{curve}:lengths={path}").draw(1).requests())
+    assert len(drawn) > 100
+    assert all(one.cached_ratio == shares[one.prompt_tokens] for one in drawn)
+
+
+def test_without_such_a_column_nothing_is_cached(tmp_path: Path) -> None:
+    path = tmp_path / "plain.csv"
+    path.write_text("1,500,20\n2,600,30\n")
+    assert [one.cached_ratio for one in load_workload(str(path)).draw(0).requests()] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.1", "nan"])
+def test_a_share_is_from_0_to_1(tmp_path: Path, share: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(f"arrival_s,input_tokens,output_tokens,cached_ratio\n1,500,20,0.5\n2,500,20,{share}\n")
+    with pytest.raises(AutoscalerError, match="line 3: cached_ratio must be from 0 to 1"):
+        load_workload(str(path))
