@@ -64,6 +64,14 @@ class Load:
                 return
             await asyncio.sleep(POLL_S)
 
+    async def until_running(self, count: int) -> None:
+        """Wait until so many surely run at once."""
+        while True:
+            assert self.problems() == []
+            if len(self.running) >= count:
+                return
+            await asyncio.sleep(POLL_S)
+
     async def client(self) -> None:
         """Send one stream after another, until one fails."""
         while not self.stopped and not self.problems():
