@@ -193,6 +193,10 @@ def calibrate(snapshots: Iterable[Snapshot]) -> Calibration:
     return calibrator.finish()
 
 
+MIN_STARTS = 5
+"""Fewer do not say how much starts differ."""
+
+
 def to_profile(calibration: Calibration, like: Profile, name: str) -> Profile:
     """Return the profile whose iterations take what the line says.
 
@@ -201,7 +205,7 @@ def to_profile(calibration: Calibration, like: Profile, name: str) -> Profile:
     attention of a prompt to itself is in there. What no recording says is `like`'s: GPUs, the token budget, the block
     size, and the cold start where no pod started.
     """
-    line = calibration.line
+    line, starts = calibration.line, calibration.starts
     # Half of all prompt tokens come in long prompts: of lognormal ones exp(sigma^2) times the mean.
     prefill = calibration.prompt * math.exp(Lengths().prompt_sigma ** 2)
     chunk = max(1.0, min(prefill, like.max_num_batched_tokens - calibration.batch))
@@ -218,7 +222,8 @@ def to_profile(calibration: Calibration, like: Profile, name: str) -> Profile:
         overhead=1.0,
         kv_tokens=calibration.kv_tokens,
         max_num_seqs=calibration.max_num_seqs or like.max_num_seqs,
-        cold_start_s=calibration.starts.median_s if calibration.starts is not None else like.cold_start_s,
+        cold_start_s=starts.median_s if starts is not None else like.cold_start_s,
+        cold_start_sigma=starts.sigma if starts is not None and starts.count >= MIN_STARTS else like.cold_start_sigma,
     )
 
 
@@ -234,6 +239,7 @@ def profile_text(profile: Profile, calibration: Calibration, source: str) -> str
         if starts is not None
         else "no pod started in the recording: this is the other profile's"
     )
+    sigma = "" if profile.cold_start_sigma is None else f"\n  sigma: {profile.cold_start_sigma:.3g}"
     return f"""\
 # {profile.name}, from {source}
 model: {profile.model}
@@ -252,7 +258,7 @@ limits:
   maxNumSeqs: {profile.max_num_seqs}
   maxNumBatchedTokens: {profile.max_num_batched_tokens}  # no recording says: set it to what the engines run with
 coldStart:
-  medianSeconds: {profile.cold_start_s:.4g}  # {cold}
+  medianSeconds: {profile.cold_start_s:.4g}  # {cold}{sigma}
 source: calibrated from {source}
 fit:
   mapePercent: {100 * calibration.mape:.2g}

@@ -64,7 +64,7 @@ class Settings:
         clients: what those who send the requests put up with.
         routing: who gets a request.
         slots: with a shared queue, how many requests a replica is given at once; by default its `max_num_seqs`.
-        cold_start_sigma: of the lognormal time to load, around the profile's median.
+        cold_start_sigma: of the lognormal time to load, around the profile's median, where the profile has none.
         probe_s: period of the readiness probe: a pod becomes ready on this grid.
         node_probability: how often a new pod finds no free node and waits for one to be provisioned.
         node_s: how long that takes, evenly between the two.
@@ -216,6 +216,8 @@ class Fleet:
         self.epoch = epoch
         self.settings = settings or Settings()
         self.faults = faults
+        measured = profile.cold_start_sigma
+        self._sigma = self.settings.cold_start_sigma if measured is None else measured
         self.now = 0.0
         self.spec_replicas = replicas
         self.ledger = Ledger(self.settings.bin_s)
@@ -340,7 +342,7 @@ class Fleet:
             ip=f"127.10.{number // 250}.{number % 250 + 2}",  # .1 is where the port is reserved
             node=f"gpu-node-{number % 16 + 1}",
             created=self.now,
-            load_s=self._chance.start_s(self.profile.cold_start_s, settings.cold_start_sigma),
+            load_s=self._chance.start_s(self.profile.cold_start_s, self._sigma),
             lot=self._chance.lot(),
             engine=self._engine(),
             page=Page(self.profile, 0.0),
@@ -438,7 +440,7 @@ class Fleet:
         if replica.told is not None:
             _set_limits(replica.engine, self.now, replica.told)
         self._status = None
-        self._load(replica, self._chance.restart_s(self.profile.cold_start_s, self.settings.cold_start_sigma))
+        self._load(replica, self._chance.restart_s(self.profile.cold_start_s, self._sigma))
 
     def _delete(self, replica: _Replica) -> None:
         """Let the pod drain; it is gone at once when nothing is in flight."""

@@ -22,7 +22,8 @@ class Profile:
         gpus: per replica.
         base_s, token_s, sequence_s, context_s, prefix_s: the coefficients [s].
         kv_tokens: what the KV cache holds.
-        cold_start_s: median from creation of a pod to a loaded model.
+        cold_start_s: median from creation of a pod to a loaded model. cold_start_sigma: standard deviation of its
+            logarithm; None where nobody measured it.
         long_prefill_token_threshold: the largest chunk of one request's prefill, 0 for no limit but the budget.
         reserve_prompt: admit a request only when its whole prompt fits, as vLLM does by default since 0.19.
         gpu, source: for people: the card, and where the coefficients come from.
@@ -49,6 +50,7 @@ class Profile:
     gpu: str = ""
     source: str = ""
     mape: float | None = None
+    cold_start_sigma: float | None = None
     price_per_gpu_hour: float | None = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from autoscaler.core.policy import Policy, ReplicaBounds, TargetRef
 from autoscaler.core.types import Decision, Outcome, Snapshot
 from autoscaler.errors import AutoscalerError
-from autoscaler.sim.calibrate import Calibration, calibrate, fit, profile_text, to_profile, traffic_text
+from autoscaler.sim.calibrate import Calibration, Starts, calibrate, fit, profile_text, to_profile, traffic_text
 from autoscaler.sim.profiles import load_profile, profile
 from autoscaler.sim.run import Setting, run
 from autoscaler.sim.traffic import Sample, load_workload
@@ -91,6 +91,19 @@ def test_starts_are_those_of_the_recording(found: Calibration) -> None:
     spread = 60.0 * 3.0 * 0.25 * 1.25 / math.sqrt(found.starts.count)
     assert abs(found.starts.median_s - 64.5) < spread + 5.0
     assert to_profile(found, LIKE, "again").cold_start_s == found.starts.median_s
+
+
+@pytest.mark.parametrize(
+    ("count", "sigma"), [pytest.param(4, None, id="too-few"), pytest.param(5, 0.4321, id="enough")]
+)
+def test_the_spread_of_enough_starts_goes_into_the_profile(
+    found: Calibration, tmp_path: Path, count: int, sigma: float | None
+) -> None:
+    seen = replace(found, starts=Starts(count=count, median_s=70.0, sigma=0.4321))
+    again, path = to_profile(seen, LIKE, "again"), tmp_path / "again.yaml"
+    assert again.cold_start_sigma == sigma
+    path.write_text(profile_text(again, seen, "chat.trace.gz"))
+    assert load_profile(path).cold_start_sigma == (None if sigma is None else pytest.approx(sigma, abs=1e-3))
 
 
 def test_the_traffic_is_that_of_the_workload(found: Calibration, sample: Sample) -> None:

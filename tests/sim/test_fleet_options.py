@@ -60,6 +60,15 @@ def test_without_spread_every_start_takes_the_same_time_up_to_the_next_probe() -
     assert fleet.status().ready_replicas == 6
 
 
+def test_a_profile_that_knows_its_spread_is_believed_rather_than_the_fleets_settings() -> None:
+    fleet = make(settings=Settings(cold_start_sigma=1.5), profile=replace(PROFILE, cold_start_sigma=0.0))
+    fleet.scale(6)
+    fleet.advance(41.9)
+    assert fleet.status().ready_replicas == 1
+    fleet.advance(42.1)  # 2 s to create the container, 40 s to load
+    assert fleet.status().ready_replicas == 6
+
+
 def test_a_pod_without_a_free_node_is_unschedulable_until_one_is_provisioned_and_costs_nothing_so_long() -> None:
     fleet = make(settings=Settings(node_probability=1.0, node_s=(200.0, 300.0)))
     fleet.advance(10.0)

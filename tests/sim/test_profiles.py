@@ -58,7 +58,8 @@ def test_what_fits_the_cache(name: str, tokens: int) -> None:
 def test_an_own_file_reads_like_a_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "measured.yaml"
     path.write_text(
-        OWN + "price: {perGpuHour: 2.5}\nlimits: {longPrefillTokenThreshold: 512, reserveFullPrompt: false}\n"
+        OWN.replace("medianSeconds: 45", "medianSeconds: 45, sigma: 0.4")
+        + "price: {perGpuHour: 2.5}\nlimits: {longPrefillTokenThreshold: 512, reserveFullPrompt: false}\n"
     )
     assert profile(path) == profile(str(path)) == Profile(
         name="measured",
@@ -72,6 +73,7 @@ def test_an_own_file_reads_like_a_shipped_one(tmp_path: Path) -> None:
         overhead=1,
         kv_tokens=100_000,
         cold_start_s=45,
+        cold_start_sigma=0.4,
         long_prefill_token_threshold=512,
         reserve_prompt=False,
         price_per_gpu_hour=2.5,

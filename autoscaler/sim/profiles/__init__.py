@@ -71,6 +71,9 @@ KEYS: dict[str, _Key] = {
         "reserve_prompt", None, lambda value: isinstance(value, bool), "true or false", required=False
     ),
     "coldStart.medianSeconds": _Key("cold_start_s", None, _POSITIVE, "seconds above 0"),
+    "coldStart.sigma": _Key(
+        "cold_start_sigma", None, _NOT_NEGATIVE, "the standard deviation of the logarithm, 0 or more", required=False
+    ),
     "price.perGpuHour": _Key(
         "price_per_gpu_hour", None, lambda value: value is None or _NOT_NEGATIVE(value), "a price", required=False
     ),
