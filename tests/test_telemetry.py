@@ -1008,6 +1008,16 @@ def test_overruns_in_a_row_are_one_line(bench: Bench, sink: Sink) -> None:
     assert len(sink.events("tick_overrun")) == 2
 
 
+def test_pods_that_were_told_limits_are_counted_and_each_that_fails_is_said_once(bench: Bench, sink: Sink) -> None:
+    run_tick(bench)
+    bench.telemetry.batching_pod("chat", "chat-1", "")
+    for pod in ("chat-2", "chat-2", "chat-3"):
+        bench.telemetry.batching_pod("chat", pod, "HTTP 503")
+    counts = {result: bench.value("batching_pods_total", result=result) for result in ("taken", "failed")}
+    assert counts == {"taken": 1.0, "failed": 3.0}
+    assert [line["pod"] for line in sink.events("batching_limits_not_taken")] == ["chat-2", "chat-3"]
+
+
 def test_deletion_costs_are_counted_and_the_first_of_a_row_that_fails_is_logged(bench: Bench, sink: Sink) -> None:
     bench.telemetry.loaded(a_policy())
     run_tick(bench)

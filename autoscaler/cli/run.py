@@ -183,7 +183,9 @@ async def _run(
         watchers = Watchers(telemetry, health, recorder, dry_run=dry_run, reports=reports, remember=remember)
 
         def build(policy: Policy) -> Parts:
-            parts = live_parts(policy, caches, clock, dry_run=dry_run, marked=telemetry.deletion_cost)
+            parts = live_parts(
+                policy, caches, clock, dry_run=dry_run, marked=telemetry.deletion_cost, limited=telemetry.batching_pod
+            )
             first_ticks.built(policy, parts)
             if events is not None:
                 events.watch(policy, live=not policy.dry_run)

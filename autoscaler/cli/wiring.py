@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from structlog.typing import FilteringBoundLogger
 
@@ -15,7 +15,7 @@ from autoscaler.actuators.deletion_cost import MarkingActuator
 from autoscaler.actuators.deployment import ScaleApi
 from autoscaler.actuators.gate import PatientActuator
 from autoscaler.core.forecast import learned_horizon
-from autoscaler.core.policy import Policy, PrometheusServer
+from autoscaler.core.policy import BatchingMode, Policy, PrometheusServer, VllmSignals
 from autoscaler.core.state import State
 from autoscaler.core.types import Decision, Outcome, Snapshot, TargetStatus
 from autoscaler.errors import Problem, TargetError
@@ -29,6 +29,9 @@ from autoscaler.telemetry.logs import HIDDEN
 from autoscaler.trace import Recorder
 from autoscaler.web.server import Health
 
+if TYPE_CHECKING:
+    from autoscaler.sources.plugin_api import PluginApi
+
 SCRAPE_EVERY_S = 0.005
 """Scrapes of one target start this far apart: 200 pods in one second."""
 MAX_SPREAD_SHARE = 0.5
@@ -37,7 +40,7 @@ ANSWERED = frozenset({"target_not_found", "forbidden"})
 
 
 def say_nothing(_policy: str, _result: str, _detail: str) -> None:
-    """Take no note of a mark."""
+    """Take no note of it."""
 
 
 def live_parts(
@@ -47,26 +50,37 @@ def live_parts(
     *,
     dry_run: bool,
     marked: Callable[[str, str, str], None] = say_nothing,
+    limited: Callable[[str, str, str], None] = say_nothing,
 ) -> Parts:
     """Return the parts of a policy on a cluster; policies share what is watched of it.
 
     Args:
         marked: is told the policy, and what became of each deletion cost that a step down needed.
+        limited: is told the policy, a pod that was told batching limits, and "" or why it did not take them.
     """
     return Parts(
         target=DeploymentTarget(caches, policy.target),
         sources=live_sources(policy, clock),
-        actuator=_actuator(policy, caches.api, clock, dry_run or policy.dry_run, marked),
+        actuator=_actuator(policy, caches.api, clock, dry_run or policy.dry_run, marked, limited),
     )
 
 
 def _actuator(
-    policy: Policy, api: ScaleApi, clock: Clock, dry_run: bool, marked: Callable[[str, str, str], None]
+    policy: Policy,
+    api: ScaleApi,
+    clock: Clock,
+    dry_run: bool,
+    marked: Callable[[str, str, str], None],
+    limited: Callable[[str, str, str], None],
 ) -> Actuator:
     actuator = ACTUATORS["dry-run" if dry_run else "live"](api, policy.target)
     victims = policy.scale_down.victims
     if dry_run:
         return actuator
+    if policy.batching.mode is not BatchingMode.OFF and policy.signals.vllm is not None:
+        from autoscaler.actuators.batching import BatchingActuator
+
+        actuator = BatchingActuator(actuator, plugin_api(policy), partial(limited, policy.name))
     if victims.order != "cluster":
         told = partial(marked, policy.name)
         actuator = MarkingActuator(actuator, api, policy.target, on_failure=victims.on_failure, told=told)
@@ -88,6 +102,10 @@ def live_sources(policy: Policy, clock: Clock) -> tuple[Source, ...]:
         pods = policy.most_replicas * policy.target.pods_per_replica
         spread_s = min(MAX_SPREAD_SHARE * policy.interval_s, SCRAPE_EVERY_S * pods)
         sources.append(VllmSource(signals.vllm, clock, spread_s=spread_s))
+    if policy.batching.mode is not BatchingMode.OFF and signals.vllm is not None:
+        from autoscaler.sources.plugin import PluginSource
+
+        sources.append(PluginSource(plugin_api(policy), clock, stale_after_s=signals.vllm.stale_after_s))
     if signals.dcgm is not None and signals.dcgm.prometheus is not None:
         from autoscaler.sources.prometheus import PrometheusDcgmSource
 
@@ -106,6 +124,14 @@ def live_sources(policy: Policy, clock: Clock) -> tuple[Source, ...]:
         servers = {query.server: _server(policy, query.server) for query in signals.queries}
         sources.append(PromQuerySource(signals.queries, servers, clock))
     return tuple(sources)
+
+
+def plugin_api(policy: Policy) -> "PluginApi":
+    """Return what asks the plugin inside the policy's pods."""
+    from autoscaler.sources.plugin_api import PluginApi
+
+    vllm = policy.signals.vllm or VllmSignals()
+    return PluginApi(policy.batching.plugin, scheme=vllm.scheme, port=vllm.port)
 
 
 def _server(policy: Policy, name: str) -> PrometheusServer:

@@ -686,6 +686,23 @@ class MemoryLadder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PluginAccess:
+    """How the plugin inside the engines is asked.
+
+    Args:
+        token_file: holds the token that the pods have in `AUTOSCALER_PLUGIN_TOKEN_FILE`; re-read before each use.
+        api_key_file: holds vLLM's own `--api-key`, where it has one; re-read before each use.
+        port: of vLLM's API; null for that of `signals.vllm`.
+        timeout_s: for one request, a second one after a generation that another has used included.
+    """
+
+    token_file: str | None = None
+    api_key_file: str | None = None
+    port: int | None = None
+    timeout_s: float = 2.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingPolicy:
     """The second actuator: the engines' batching limits, moved between 1 and what they started with.
 
@@ -701,6 +718,7 @@ class BatchingPolicy:
         limit_first_s: after more sequences were allowed, replicas are not added for this long.
         forget_after_s: what was reverted is not tried again for this long, once it was twice.
         ladder: fewer sequences while the card's memory is short.
+        plugin: how the plugin inside the engines is asked.
     """
 
     mode: BatchingMode = BatchingMode.OFF
@@ -714,6 +732,7 @@ class BatchingPolicy:
     limit_first_s: float = 15.0
     forget_after_s: float = 21600.0
     ladder: MemoryLadder = field(default_factory=MemoryLadder)
+    plugin: PluginAccess = field(default_factory=PluginAccess)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -852,6 +871,7 @@ _ABOVE_ZERO = (
     "batching.window_s",
     "batching.observe_s",
     "batching.max_observe_s",
+    "batching.plugin.timeout_s",
 )
 _NOT_NEGATIVE = (
     "replicas.min",
@@ -1183,6 +1203,8 @@ def _batching_complaints(policy: Policy) -> Iterator[Complaint]:
     ladder = batching.ladder
     if ladder.hard < ladder.soft:
         yield "batching.ladder.hard", ladder.hard, f"must not be below batching.ladder.soft ({ladder.soft:g})"
+    if batching.plugin.port is not None and not 1 <= batching.plugin.port <= 65535:
+        yield "batching.plugin.port", batching.plugin.port, "must be a port, 1 to 65535"
     if batching.mode is not BatchingMode.OFF:
         if policy.signals.vllm is None:
             yield "batching.mode", batching.mode, "needs signals.vllm: the limits are judged by the engines' pages"

@@ -180,7 +180,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an engine's scheduler takes into one step. None is unknown; in what is to be set it leaves a limit as it is.
+    """What an engine's scheduler takes into one step. None is unknown; to be set, it is what the engine started with.
 
     Args:
         max_num_seqs: requests that run at once.

@@ -77,6 +77,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter("decisions_total", "Decisions by primary reason; the sum is ticks_total.", "reason"),
     _counter("actions_total", "Actions by direction and outcome; the sum is ticks_total.", "direction", "outcome"),
     _counter("batching_decisions_total", "What was made of the batching limits, by reason.", "reason"),
+    _counter("batching_pods_total", "Pods that were told batching limits.", "result"),
     _counter("gaps_total", "Readings that were missing, stale or not believed.", "source", "signal", "reason"),
     _counter("deletion_costs_total", "Deletion costs of pods that steps down needed changed.", "result"),
     _counter("foreign_changes_total", "Changes of the target's replicas by somebody else.", "effect"),
@@ -104,6 +105,7 @@ ERROR_KINDS: frozenset[str] = frozenset(
 RELOAD_RESULTS: frozenset[str] = frozenset({"applied", "rejected"})
 EVENT_RESULTS: frozenset[str] = frozenset({"written", "failed", "dropped"})
 COST_RESULTS: frozenset[str] = frozenset({"written", "failed"})
+TOLD_RESULTS: tuple[str, str] = ("taken", "failed")
 # Sources x signals x reasons has thousands of corners of which a target shows a handful. What comes after this many
 # is counted under `other`, so that the worst policy exports some 120 series.
 MAX_GAP_SERIES = 24

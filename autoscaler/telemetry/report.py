@@ -43,6 +43,7 @@ from autoscaler.telemetry.metrics import (
     SEEN,
     SIGNALS,
     SOURCES,
+    TOLD_RESULTS,
     Metrics,
     known,
 )
@@ -413,6 +414,18 @@ class Telemetry:
         memory = self._memory(policy)
         if result != "written" and memory.texts.is_news(("deletion_cost",), memory.at):
             self._logger.warning("deletion_cost_not_written", policy=policy, detail=detail)
+
+    def batching_pod(self, policy: str, pod: str, problem: str) -> None:
+        """Count a pod that was told batching limits, and log the first of a row that did not take them.
+
+        Args:
+            problem: why it did not; "" where it did.
+        """
+        taken, failed = TOLD_RESULTS
+        self._metrics.add("batching_pods_total", policy, failed if problem else taken)
+        memory = self._memory(policy)
+        if problem and memory.texts.is_news(("batching_pod", pod), memory.at):
+            self._logger.warning("batching_limits_not_taken", policy=policy, pod=pod, detail=problem)
 
     def reload(self, result: str, problems: Iterable[object] = ()) -> None:
         """Count an attempt to take up changed policy files, and log it unless it repeats the last one's problems.
