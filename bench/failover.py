@@ -57,8 +57,8 @@ RULES = """\
   cooldown: {cooldown_s:g}s
   sizing: score
   score: {{weights: {{memory: 0.5, backlog: 0.5, latency: 0}}, warmUp: 0s, window: 5s}}
-  scaleUp: {{maxStep: 1, stabilization: 0s}}
-  scaleDown: {{maxStep: 1, stabilization: 0s, horizonFactor: 0}}
+  scaleUp: {{maxStep: 1, stabilization: 0s, turn: 0s}}
+  scaleDown: {{maxStep: 1, stabilization: 0s, horizonFactor: 0, turn: 0s}}
   evidence: {{restartWindow: 0s}}
   emergency: {{enabled: false}}
 """

@@ -9,7 +9,7 @@ from autoscaler.core.mode import trigger_mode
 from autoscaler.core.owners import standing_down_s
 from autoscaler.core.policy import Policy, Sizing
 from autoscaler.core.score import score_snapshot
-from autoscaler.core.state import State, down_window_s, evidence_of
+from autoscaler.core.state import State, down_window_s, evidence_of, step_line
 from autoscaler.core.types import (
     Action,
     Batching,
@@ -46,7 +46,6 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
         score=score,
         demand=window.latest if window is not None else Demand(gap=GapReason.NOT_CONFIGURED),
         forecast=forecast,
-        prompt_per_request=window.prompt_per_request if window is not None else None,
     )
     change = state.owners.change
     proposal = propose(tick)
@@ -77,10 +76,7 @@ def _measure(policy: Policy, state: State) -> DemandWindow | None:
     """Return demand per bin; None for a policy that is sized by the score."""
     if policy.sizing is Sizing.SCORE or state.facts is None:
         return None
-    line = state.model.line if state.model is not None else policy.demand.prior
-    sequences = state.facts.sequences or policy.demand.max_num_seqs
-    capacity = Capacity(kv_tokens=state.facts.kv_tokens, sequences=float(sequences))
-    return measure_demand(policy, line, capacity, state.rows, state.times)
+    return measure_demand(policy, step_line(policy, state), Capacity.of(policy, state.facts), state.rows, state.times)
 
 
 def _forecast(policy: Policy, state: State, snapshot: Snapshot, score: Score, window: DemandWindow | None) -> Forecast:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from operator import sub
 from typing import NamedTuple
 
+from autoscaler.core.facts import Facts
 from autoscaler.core.policy import Policy, StepTime
 from autoscaler.core.types import Demand, GapReason
 from autoscaler.core.window import SUMS, FleetRow, row_at, spanned_seconds
@@ -24,12 +25,10 @@ class DemandWindow(NamedTuple):
         latest: the newest bin.
         terms: of ITL, KV and sequences, in this order, one value a bin in replicas; NaN in a bin that too few engines
             covered.
-        prompt_per_request: prompt tokens per first token, prefix hits left out; None when too few are known.
     """
 
     latest: Demand
     terms: tuple[tuple[float, ...], ...] = ((), (), ())
-    prompt_per_request: float | None = None
 
 
 class Capacity(NamedTuple):
@@ -37,6 +36,11 @@ class Capacity(NamedTuple):
 
     kv_tokens: float | None
     sequences: float
+
+    @classmethod
+    def of(cls, policy: Policy, facts: Facts) -> "Capacity":
+        """Return what the engines and their arguments say of it, and the policy where these do not."""
+        return cls(kv_tokens=facts.kv_tokens, sequences=float(facts.sequences or policy.demand.max_num_seqs))
 
 
 def measure_demand(
@@ -54,8 +58,8 @@ def measure_demand(
     edges = _edges(policy, rows, times)
     if len(edges) < MIN_BINS + 1:
         return DemandWindow(latest=Demand(gap=GapReason.NO_HISTORY))
-    prompt = _prompt_per_request(edges[0], edges[-1])
-    law = _law(policy, line, capacity, prompt or 0.0)
+    tokens = _tokens_per_request(edges[0], edges[-1])
+    law = _law(policy, line, capacity, tokens[0] if tokens is not None else 0.0)
     bins = [law.terms(old, new) for old, new in pairwise(edges)]
     terms = tuple(zip(*bins, strict=True))
     itl, kv, sequences = bins[-1]
@@ -64,7 +68,38 @@ def measure_demand(
         latest = Demand(gap=GapReason.NO_HISTORY)
     else:
         latest = Demand(itl=itl, kv=kv, sequences=sequences)
-    return DemandWindow(terms=terms, latest=latest, prompt_per_request=prompt)
+    return DemandWindow(terms=terms, latest=latest)
+
+
+def rush_demand(
+    policy: Policy,
+    line: StepTime,
+    capacity: Capacity,
+    rows: tuple[FleetRow, ...],
+    times: tuple[float, ...],
+    waiting: float,
+    horizon_s: float,
+) -> float | None:
+    """Return the replicas that what arrives now needs, if the queue is worked off within the horizon as well.
+
+    A saturated fleet serves what it can, whatever arrives. Over the last `emergency.window` each request by which the
+    queue grew therefore counts whole, with its answer, and so does each that waits, spread over the horizon; but those
+    no more than what arrives, or replicas that do not come would be ordered again for the queue that they leave.
+    None when the requests' lengths, or the engines, are known too little.
+    """
+    old = rows[max(0, row_at(times, times[-1] - policy.emergency.window_s))]
+    first = rows[max(0, row_at(times, times[-1] - policy.prediction.window_s))]
+    tokens = _tokens_per_request(first, rows[-1])
+    if tokens is None or capacity.kv_tokens is None or old is rows[-1]:
+        return None
+    prompt, answer = tokens
+    law = _law(policy, line, capacity, prompt)
+    rates = law.rates(old, rows[-1])
+    if rates is None:
+        return None
+    queued = max(rates.queued, 0.0)
+    arriving = queued + min(queued, waiting / horizon_s)
+    return max(law.replicas(rates.prefill + arriving * prompt, rates.generated + arriving * answer, rates.context))
 
 
 def _edges(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...]) -> list[FleetRow]:
@@ -79,11 +114,26 @@ def _edges(policy: Policy, rows: tuple[FleetRow, ...], times: tuple[float, ...])
     return found
 
 
-def _prompt_per_request(old: FleetRow, new: FleetRow) -> float | None:
-    """Return prefill tokens per first token between two rows; None with fewer than `MIN_FIRST_TOKENS`."""
+def _tokens_per_request(old: FleetRow, new: FleetRow) -> tuple[float, float] | None:
+    """Return prefill and generated tokens per first token between two rows, prefix hits left out; None with fewer than
+    `MIN_FIRST_TOKENS`.
+    """
     requests = new.sums[FIRST_TOKENS] - old.sums[FIRST_TOKENS]
-    _, prefill, *_ = map(sub, new.work, old.work)
-    return max(0.0, prefill) / requests if requests >= MIN_FIRST_TOKENS else None
+    _, prefill, generated, *_ = map(sub, new.work, old.work)
+    if requests < MIN_FIRST_TOKENS:
+        return None
+    return max(0.0, prefill) / requests, max(0.0, generated) / requests
+
+
+class _Rates(NamedTuple):
+    """Work between two rows: prefill and generated tokens a second, requests a second by which the queue grew, and the
+    context of a running request in tokens.
+    """
+
+    prefill: float
+    generated: float
+    queued: float
+    context: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +155,27 @@ class _Law:
     sequence_s: float
     min_coverage: float
 
-    def terms(self, old: FleetRow, new: FleetRow) -> tuple[float, float, float]:
-        """Return the replicas that the work between two rows needs, by term; NaN when too few engines covered it."""
+    def rates(self, old: FleetRow, new: FleetRow) -> _Rates | None:
+        """Return the work between two rows; None when too few engines covered it."""
         elapsed, prefill, generated, waiting, running, kv_tokens, covered, expected, ticks, spanned = map(
             sub, new.work, old.work
         )
         if not expected > 0.0 or covered < self.min_coverage * expected:
-            return math.nan, math.nan, math.nan
+            return None
         seconds = spanned_seconds(elapsed, spanned, expected / ticks)
-        # Requests that queue up are work that arrives and is not yet served.
-        prefill = max(prefill + waiting * self.prompt, 0.0) / seconds
         context = kv_tokens / running if running > 0.0 else self.prompt
-        generated /= seconds
+        return _Rates(prefill / seconds, generated / seconds, waiting / seconds, context)
+
+    def terms(self, old: FleetRow, new: FleetRow) -> tuple[float, float, float]:
+        """Return the replicas that the work between two rows needs, by term; NaN when too few engines covered it."""
+        rates = self.rates(old, new)
+        if rates is None:
+            return math.nan, math.nan, math.nan
+        # Requests that queue up are work that arrives and is not yet served.
+        return self.replicas(max(rates.prefill + rates.queued * self.prompt, 0.0), rates.generated, rates.context)
+
+    def replicas(self, prefill: float, generated: float, context: float) -> tuple[float, float, float]:
+        """Return the replicas that prefill and generated tokens a second need at a context of so many, by term."""
         work = self.line.cp * prefill + (self.line.cb + self.line.ck * context) * generated
         return work / self.room, work + generated * context * self.kv_s, work + generated * self.sequence_s
 

@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from autoscaler.core.demand import Capacity, rush_demand
 from autoscaler.core.facts import Facts, is_serving
 from autoscaler.core.owners import standing_down_s
-from autoscaler.core.policy import Policy, RateBudget, Select, Sizing
-from autoscaler.core.state import State, blind_ticks, down_window_s, growing_s
+from autoscaler.core.policy import Policy, RateBudget, ScaleDown, ScaleUp, Select, Sizing
+from autoscaler.core.state import State, blind_ticks, down_window_s, growing_s, step_line
 from autoscaler.core.types import (
     WHOLE_PAGE,
     Bounds,
@@ -42,7 +43,6 @@ class Tick:
     score: Score
     demand: Demand
     forecast: Forecast
-    prompt_per_request: float | None = None
 
     @property
     def current(self) -> int:
@@ -172,9 +172,10 @@ def _sized_by_score(tick: Tick) -> int:
 def _urgent(tick: Tick) -> list[tuple[int, Reason]]:
     """Return the wishes of the two paths that pass the upward cooldown.
 
-    Emergency: the backlog is critical, the queue grew, is longer than the ready replicas, and nothing is loading: order
-    what works the queue off within a horizon. Saturation: served work cannot show demand when the fleet is saturated,
-    so order a multiple of the ready replicas once the backlog has been critical and growing for long enough.
+    Emergency: the backlog is critical, the queue grew and is longer than the ready replicas: order what the work of the
+    last seconds needs, all that queued up counted as served, and at least one replica while none is loading.
+    Saturation: that work is not known in full where answers grow longer, so order a multiple of the ready replicas once
+    the backlog has been critical and growing for long enough.
     """
     settings, facts, state = tick.policy.emergency, tick.facts, tick.state
     backlog = tick.score.part("backlog").value
@@ -183,11 +184,11 @@ def _urgent(tick: Tick) -> list[tuple[int, Reason]]:
         return []
     wishes = []
     grew = growing_s(tick.policy, state, backlog) > state.saturated_s
-    if grew and waiting > facts.ready and facts.loading == 0:
-        line = state.model.line if state.model is not None else tick.policy.demand.prior
-        queued_work = waiting * (tick.prompt_per_request or 0.0) * line.cp / tick.forecast.horizon_s
-        needed = math.ceil((tick.demand.value or 0.0) + queued_work - 1e-9)
-        wishes.append((max(needed, tick.current + 1), Reason.UP_EMERGENCY))
+    if grew and waiting > facts.ready:
+        line, capacity = step_line(tick.policy, state), Capacity.of(tick.policy, facts)
+        rush = rush_demand(tick.policy, line, capacity, state.rows, state.times, waiting, tick.forecast.horizon_s)
+        needed = math.ceil((rush or 0.0) / tick.policy.prediction.utilization - 1e-9)
+        wishes.append((max(needed, tick.current + (facts.loading == 0)), Reason.UP_EMERGENCY))
     if growing_s(tick.policy, state, backlog) >= settings.hold_s:
         wishes.append((math.ceil(settings.factor * facts.ready - 1e-9), Reason.UP_SATURATION))
     return wishes
@@ -258,7 +259,7 @@ def check_rebound(tick: Tick, proposal: Proposal) -> Proposal:
     score, current = tick.score.shrink_value, proposal.current
     if proposal.replicas >= current or score is None:
         return proposal
-    step, threshold = tick.policy.scale_down.max_step, tick.policy.scale_up.threshold
+    step, threshold = largest_step(tick.policy.scale_down, current), tick.policy.scale_up.threshold
     after = max(proposal.replicas, tick.bounds.min, 0 if step is None else current - step)
     projected = score * current / after if after else math.inf
     if after >= current or projected < threshold:
@@ -380,14 +381,23 @@ def _silent(snapshot: Snapshot) -> int:
 
 
 def limit_step(tick: Tick, proposal: Proposal) -> Proposal:
-    """Limit one action to `maxStep` replicas. The fallback is no step but a size that somebody chose."""
+    """Limit one action to the largest step. The fallback is no step but a size that somebody chose."""
     if proposal.reason is Reason.UP_FALLBACK:
         return proposal
-    up, down = tick.policy.scale_up.max_step, tick.policy.scale_down.max_step
+    up = largest_step(tick.policy.scale_up, proposal.current)
+    down = largest_step(tick.policy.scale_down, proposal.current)
     high = math.inf if up is None else proposal.current + up
     low = -math.inf if down is None else proposal.current - down
     limited = int(min(max(proposal.replicas, low), high))
     return proposal.moved_to(limited, Reason.LIMITED_STEP, f"+{up}/-{down} an action")
+
+
+def largest_step(limits: ScaleUp | ScaleDown, current: int) -> int | None:
+    """Return how many replicas one action may move; None for any number.
+
+    A share of the fleet: two replicas at a time are a tenth of twenty, and no answer to a surge on two hundred.
+    """
+    return None if limits.max_step is None else max(limits.max_step, int(limits.max_step_share * current + 1e-9))
 
 
 def limit_rate(tick: Tick, proposal: Proposal) -> Proposal:
@@ -448,6 +458,28 @@ def hold_cooldown(tick: Tick, proposal: Proposal) -> Proposal:
     return _held(proposal, Reason.HELD_COOLDOWN, f"{since:.0f}s of {cooldown:.0f}s since {what}")
 
 
+def hold_turn(tick: Tick, proposal: Proposal) -> Proposal:
+    """Leave time between a step and one back; emergency, saturation and the fallback pass upward.
+
+    Demand that swings within minutes is not worth a model's load, and a drain, each way.
+    """
+    up = proposal.replicas > proposal.current
+    last, turn_s = tick.state.last_up_at, tick.policy.scale_down.turn_s
+    if up:
+        last, turn_s = tick.state.last_down_at, tick.policy.scale_up.turn_s
+    if proposal.replicas == proposal.current or last is None or (up and _is_urgent(proposal)):
+        return proposal
+    since = tick.snapshot.at - last
+    if since > turn_s or turn_s <= 0.0:
+        return proposal
+    way = "down" if up else "up"
+    return _held(proposal, Reason.HELD_TURN, f"{since:.0f}s of {turn_s:.0f}s since the last step {way}")
+
+
+def _is_urgent(proposal: Proposal) -> bool:
+    return proposal.urgent or proposal.reason is Reason.UP_FALLBACK
+
+
 def blow_fuse(tick: Tick, proposal: Proposal) -> Proposal:
     """Freeze growth while the fleet does not turn what it has into ready replicas; it reopens by itself."""
     settings, facts = tick.policy.health, tick.facts
@@ -506,6 +538,7 @@ GUARDS: tuple[Guard, ...] = (
     limit_step,
     limit_rate,
     hold_cooldown,
+    hold_turn,
     blow_fuse,
     obey_direction,
     keep_bounds,

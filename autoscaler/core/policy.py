@@ -338,7 +338,7 @@ class ScorePolicy:
         min_known_weight: less known weight than this makes no score.
         critical: a part at or above it asks for scale-up by itself; 2 switches the rule off.
         clear: scale-down needs every part below it; 2 switches the rule off. Where demand sizes, the mean ITL is held
-            against it, not its quantile.
+            against it, and the TTFT that twice the allowed share of the requests may miss.
         window_s: over which counters and histograms are differenced.
         warm_up_s: a pod ready for less than this supports no shrinking.
     """
@@ -384,16 +384,20 @@ class ScaleUp:
     Args:
         threshold: score at or above which to grow.
         max_step: replicas an action; null for no limit of this kind.
+        max_step_share: or this share of the current replicas, rounded down, where that is more.
         stabilization_s: the window whose minimum counts.
         cooldown_s: since any action; null takes `spec.cooldown`.
+        turn_s: since the last step down; emergency and saturation pass it.
         budgets: rate budgets beside `max_step`.
         select: which of several budgets counts: `Max` the largest, `Min` the smallest, `Disabled` no growth at all.
     """
 
     threshold: float = 0.70
     max_step: int | None = 2
+    max_step_share: float = 0.1
     stabilization_s: float = 30.0
     cooldown_s: float | None = None
+    turn_s: float = 600.0
     budgets: tuple[RateBudget, ...] = ()
     select: Select = Select.MAX
 
@@ -418,9 +422,11 @@ class ScaleDown:
     Args:
         threshold: score at or below which to shrink.
         max_step: replicas an action; null for no limit of this kind.
+        max_step_share: or this share of the current replicas, rounded down, where that is more.
         stabilization_s: the window whose maximum counts; it must be full.
         horizon_factor: the window is at least this many horizons.
         cooldown_s: since any action; null takes `spec.cooldown`.
+        turn_s: since the last step up.
         budgets: rate budgets beside `max_step`.
         select: which of several budgets counts: `Max` the largest, `Min` the smallest, `Disabled` no shrinking at all.
         serialize_drain: no step while pods of the last one still terminate.
@@ -431,9 +437,11 @@ class ScaleDown:
 
     threshold: float = 0.40
     max_step: int | None = 1
+    max_step_share: float = 0.1
     stabilization_s: float = 300.0
     horizon_factor: float = 1.25
     cooldown_s: float | None = None
+    turn_s: float = 600.0
     budgets: tuple[RateBudget, ...] = ()
     select: Select = Select.MAX
     serialize_drain: bool = False
@@ -488,14 +496,14 @@ class Prediction:
     initial_horizon_s: float = 180.0
     max_horizon_s: float = 600.0
     z_up: float = 1.2
-    z_keep: float = 2.2
+    z_keep: float = 3.2
     utilization: float = 0.93
     error_quantile: float = 0.95
-    error_cap: float = 0.6
+    error_cap: float = 0.15
     error_samples: int = 240
     error_min: int = 30
     change_sigma: float = 4.8
-    min_deviation: float = 0.04
+    min_deviation: float = 0.06
     score: Forecaster = Forecaster.NONE
     score_window_s: float = 120.0
     score_horizon_s: float = 60.0
@@ -549,12 +557,14 @@ class Emergency:
     Args:
         enabled: false leaves the cooldown to hold always.
         backlog: backlog part at or above which a growing queue is an emergency.
+        window_s: over which an emergency measures what arrives.
         hold_s: how long it must grow for the saturation path.
         factor: replicas, in multiples of the ready ones, that saturation orders.
     """
 
     enabled: bool = True
     backlog: float = 0.95
+    window_s: float = 15.0
     hold_s: float = 15.0
     factor: float = 1.5
 
@@ -866,6 +876,7 @@ _ABOVE_ZERO = (
     "prediction.initial_horizon_s",
     "prediction.change_sigma",
     "prediction.score_window_s",
+    "emergency.window_s",
     "demand.prior.c0",
     "approval.expiry_s",
     "batching.window_s",
@@ -881,9 +892,11 @@ _NOT_NEGATIVE = (
     "score.warm_up_s",
     "scale_up.stabilization_s",
     "scale_up.cooldown_s",
+    "scale_up.turn_s",
     "scale_down.stabilization_s",
     "scale_down.horizon_factor",
     "scale_down.cooldown_s",
+    "scale_down.turn_s",
     "scale_down.drain_s",
     "cooldown_s",
     "prediction.z_up",
@@ -931,7 +944,9 @@ _RATIOS: dict[str, tuple[str, ...]] = {
     "[0, 1]": (
         "score.memory.preemption_full",
         "score.memory.oom_weight",
+        "scale_up.max_step_share",
         "scale_down.threshold",
+        "scale_down.max_step_share",
         "prediction.error_cap",
         "prediction.min_deviation",
         "prediction.alpha",

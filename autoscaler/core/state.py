@@ -14,7 +14,7 @@ from autoscaler.core.facts import ASLEEP, STALE_IDLE_POLLS, Facts, Join, Rows, g
 from autoscaler.core.forecast import Point
 from autoscaler.core.model import StepModel, learn, new_model
 from autoscaler.core.owners import Owners, unknown_step, watch_owners, wrote
-from autoscaler.core.policy import BatchingMode, Forecaster, Policy
+from autoscaler.core.policy import BatchingMode, Forecaster, Policy, StepTime
 from autoscaler.core.score import DeviceKey, Evidence, memory_guard, row_before
 from autoscaler.core.signals import COLUMN, FIRST_COUNTER
 from autoscaler.core.tuning import Tuning, remember, watch
@@ -406,6 +406,11 @@ def _doubled_polls(policy: Policy, polls: int, snapshot: Snapshot, joined: Join)
     ordered = target.current_replicas * policy.target.pods_per_replica
     doubled = ordered > 0 and live >= 2 * ordered and live % ordered == 0 and not target.rollout
     return polls + 1 if doubled else 0
+
+
+def step_line(policy: Policy, state: State) -> StepTime:
+    """Return the step-time line as far as it is learned, the policy's prior before."""
+    return state.model.line if state.model is not None else policy.demand.prior
 
 
 def evidence_of(policy: Policy, state: State, snapshot: Snapshot) -> Evidence:

@@ -451,6 +451,7 @@ class Reason(StrEnum):
     LIMITED_STEP = "limited_step"
     LIMITED_RATE = "limited_rate"
     HELD_COOLDOWN = "held_cooldown"
+    HELD_TURN = "held_turn"
     LIMIT_FIRST = "limit_first"
     HEALTH_FUSE = "health_fuse"
     LIMITED_MAX = "limited_max"

@@ -30,7 +30,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_report_is_one_page_that_needs_no_network(demo: Path) -> None:
     page = (demo / "report.html").read_text()
-    assert "up_demand" in page
+    assert "up_emergency" in page
     text = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert "<!--" not in text
     assert not re.findall(r"(?:src|href)=|@import|url\(", text)

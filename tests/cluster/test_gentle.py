@@ -35,7 +35,8 @@ QUICK = """\
   sizing: score
   score: {{weights: {{memory: 0.6, backlog: 0.4, latency: 0}}, warmUp: 0s}}
   cooldown: 0s
-  scaleDown: {{stabilization: 2s, horizonFactor: 0, victims: {{order: emptiest, onFailure: {on_failure}}}}}
+  scaleUp: {{turn: 0s}}
+  scaleDown: {{stabilization: 2s, horizonFactor: 0, turn: 0s, victims: {{order: emptiest, onFailure: {on_failure}}}}}
 """
 
 

@@ -24,8 +24,8 @@ from tests.cluster.site import SCALE_WRITE, Site
 EAGER = """\
   sizing: score
   score: {weights: {memory: 0, backlog: 1, latency: 0}, backlog: {wait: null}, warmUp: 0s}
-  scaleUp: {threshold: 0.7, maxStep: 1, stabilization: 0s}
-  scaleDown: {threshold: 0.4, stabilization: 1s, horizonFactor: 0, drain: 300s, requireDrain: false}
+  scaleUp: {threshold: 0.7, maxStep: 1, stabilization: 0s, turn: 0s}
+  scaleDown: {threshold: 0.4, stabilization: 1s, horizonFactor: 0, turn: 0s, drain: 300s, requireDrain: false}
   emergency: {enabled: false}
   cooldown: 0s
 """

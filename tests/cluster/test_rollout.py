@@ -20,8 +20,8 @@ from tests.cluster.site import SCALE_WRITE, Site
 EAGER = """\
   sizing: score
   score: {weights: {memory: 0, backlog: 1, latency: 0}, backlog: {wait: null}, warmUp: 0s}
-  scaleUp: {threshold: 0.7, stabilization: 0s}
-  scaleDown: {threshold: 0.4, stabilization: 1s, horizonFactor: 0}
+  scaleUp: {threshold: 0.7, stabilization: 0s, turn: 0s}
+  scaleDown: {threshold: 0.4, stabilization: 1s, horizonFactor: 0, turn: 0s}
   cooldown: 0s
   emergency: {enabled: false}
 """

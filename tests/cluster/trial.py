@@ -36,8 +36,8 @@ EAGER = f"""\
   sizing: score
   prediction: {{horizon: 1s}}
   score: {{warmUp: 0s, window: 6s}}
-  scaleUp: {{maxStep: 1, stabilization: 0s}}
-  scaleDown: {{maxStep: 1, stabilization: {INTERVAL_S:g}s, horizonFactor: 0}}
+  scaleUp: {{maxStep: 1, stabilization: 0s, turn: 0s}}
+  scaleDown: {{maxStep: 1, stabilization: {INTERVAL_S:g}s, horizonFactor: 0, turn: 0s}}
 """
 """As quick as a policy can be: what keeps it from a step is what it does not know, and not its own patience."""
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.demand import Capacity, DemandWindow, measure_demand
-from autoscaler.core.policy import Policy, Prediction, ReplicaBounds, Slo, Slos, StepTime, TargetRef
+from autoscaler.core.demand import Capacity, DemandWindow, measure_demand, rush_demand
+from autoscaler.core.policy import Emergency, Policy, Prediction, ReplicaBounds, Slo, Slos, StepTime, TargetRef
 from autoscaler.core.types import GapReason
 from autoscaler.core.window import SUMS, FleetRow, fleet_row
 from tests.core.world import World
@@ -191,7 +191,6 @@ class TestQueueGrowth:
     def test_growth_counts_as_prefill(self) -> None:
         # p = 6000 / 6 = 1000 tokens a request; 120 more waiting in 60 s are 2000 tokens/s: U rises by 0.12.
         window = measure(history([self.load] * 3 + [{**self.load, "waiting": 120.0}]))
-        assert window.prompt_per_request == pytest.approx(1000.0)
         assert window.latest.itl == pytest.approx((0.48 + 0.12) / (5 / 6))
 
     def test_a_shrinking_queue_is_work_done_for_earlier_bins(self) -> None:
@@ -205,7 +204,6 @@ class TestQueueGrowth:
     def test_too_few_requests_to_know_their_length(self) -> None:
         rare = {**STEADY, "first_tokens": 19.0 / 240.0}
         window = measure(history([rare] * 3 + [{**rare, "waiting": 120.0}]))
-        assert window.prompt_per_request is None
         assert window.latest.itl == pytest.approx(0.48 / (5 / 6))
 
 
@@ -294,3 +292,36 @@ class TestGapsOfReadings:
         decisions = world.run(30, apply=False)
         assert decisions[-1].demand.gap in (GapReason.NO_HISTORY, GapReason.NO_CAPACITY)
         assert decisions[-1].forecast.keep is None
+
+
+class TestRush:
+    """What arrives while the fleet serves all that it can: a queue that grows counts whole, answers included."""
+
+    # 6 first tokens a second, of 1000 prompt tokens and 200 generated ones.
+    load: ClassVar = {**STEADY, "first_tokens": 6.0}
+
+    def rush(self, grown: float, waiting: float, load: dict[str, float] | None = None) -> float | None:
+        """Return it for a queue that grew by so many in the last minute, at a horizon of 100 s."""
+        policy, one = replace(POLICY, emergency=Emergency(window_s=60.0)), load or self.load
+        rows = history([one] * 3 + [{**one, "waiting": grown}])
+        return rush_demand(policy, LINE, CAPACITY, rows, tuple(row.at for row in rows), waiting, 100.0)
+
+    @pytest.mark.parametrize(
+        ("grown", "waiting", "times"),
+        [
+            pytest.param(0.0, 0.0, 1.0, id="no-queue-is-the-demand"),
+            pytest.param(360.0, 0.0, 2.0, id="as-many-again-queue-up"),
+            pytest.param(360.0, 300.0, 2.5, id="what-waits-is-worked-off"),
+            pytest.param(360.0, 9000.0, 3.0, id="but-no-faster-than-it-arrives"),
+            pytest.param(-360.0, 300.0, 1.0, id="a-queue-that-shrinks-is-being-worked-off"),
+        ],
+    )
+    def test_in_multiples_of_the_demand(self, grown: float, waiting: float, times: float) -> None:
+        # Every request is as the others are: work grows with their number, and so do all three closed forms.
+        demand = measure(history([self.load] * 4)).latest.value
+        assert demand is not None
+        assert self.rush(grown, waiting) == pytest.approx(times * demand)
+
+    def test_unknown_without_lengths_or_engines(self) -> None:
+        assert self.rush(360.0, 0.0, {**self.load, "first_tokens": 0.01}) is None
+        assert self.rush(360.0, 0.0, {**self.load, "covered": 2.0}) is None

@@ -114,26 +114,26 @@ def test_linear_trend_follows_a_line_at_any_epoch(start: float, slope: float, at
 
 
 def test_flat_demand_worked_by_hand() -> None:
-    # Nothing varies: sd is its floor, 4 % of 4. Up (4 + 1.2 x 0.16) / 0.93 = 4.51; keep (4 + 2.2 x 0.16) / 0.93 = 4.68.
+    # Nothing varies: sd is its floor, 6 % of 4. Up (4 + 1.2 x 0.24) / 0.93 = 4.61; keep (4 + 3.2 x 0.24) / 0.93 = 5.13.
     found = forecast(FLAT)
     assert [found.level, found.top] == pytest.approx([4.0, 4.0])
-    assert found.sigma == pytest.approx(0.16)
-    assert (found.up, found.keep, found.changed) == (5, 5, False)
-    assert found.regimes == CALM
+    assert found.sigma == pytest.approx(0.24)
+    assert (found.up, found.keep, found.changed) == (5, 6, False)
+    assert found.regimes == (Regime(relative_sd=0.06), *CALM[1:])
 
 
 def test_dead_band_between_up_and_keep() -> None:
-    # sd 0.08 x 11: up (22 + 1.2 x 0.88) / 0.93 = 24.8; keep (22 + 2.2 x 0.88) / 0.93 = 25.7.
+    # sd 0.06 x 22: up (22 + 1.2 x 1.32) / 0.93 = 25.4; keep (22 + 3.2 x 1.32) / 0.93 = 28.2.
     found = forecast([22.0] * 10)
-    assert (found.up, found.keep) == (25, 26)
+    assert (found.up, found.keep) == (26, 29)
 
 
 @pytest.mark.parametrize(
     ("demand", "up"),
     [
-        pytest.param(0.93 / 1.048, 1, id="exactly-one"),
-        pytest.param(0.93 * 3 / 1.048, 3, id="exactly-three"),
-        pytest.param(0.93 * 3 / 1.048 + 1e-6, 4, id="just-above-three"),
+        pytest.param(0.93 / 1.072, 1, id="exactly-one"),
+        pytest.param(0.93 * 3 / 1.072, 3, id="exactly-three"),
+        pytest.param(0.93 * 3 / 1.072 + 1e-6, 4, id="just-above-three"),
         pytest.param(0.0, 0, id="nothing"),
     ],
 )
@@ -167,9 +167,9 @@ def test_margin_is_the_residual_deviation() -> None:
     found = forecast(values)
     _, _, _, sd = least_squares(values)
     assert found.sigma == pytest.approx(sd)
-    assert sd > 0.04 * 11.0
+    assert sd > 0.06 * 11.0
     assert found.up == math.ceil((number(found.top) + 1.2 * sd) / 0.93)
-    assert found.keep == math.ceil((number(found.top) + 2.2 * sd) / 0.93)
+    assert found.keep == math.ceil((number(found.top) + 3.2 * sd) / 0.93)
 
 
 def test_the_widest_term_decides() -> None:
@@ -206,9 +206,9 @@ class TestRegimeChange:
     @pytest.mark.parametrize(
         ("values", "changed"),
         [
-            # Flat at 4: the limit is max(4.8 x 4 % x 4, 0.5) = 0.768.
-            pytest.param([4.0] * 9 + [4.76], False, id="below-the-limit"),
-            pytest.param([4.0] * 9 + [4.78], True, id="above-the-limit"),
+            # Flat at 4: the limit is max(4.8 x 6 % x 4, 0.5) = 1.152.
+            pytest.param([4.0] * 9 + [5.14], False, id="below-the-limit"),
+            pytest.param([4.0] * 9 + [5.16], True, id="above-the-limit"),
             pytest.param([1.0] * 9 + [1.5], False, id="half-a-replica-is-nothing"),
             pytest.param([1.0] * 9 + [1.51], True, id="more-than-half-a-replica"),
             pytest.param([4.0] * 9 + [1.0], False, id="a-fall-is-no-change"),
@@ -232,7 +232,7 @@ class TestRegimeChange:
         assert found.up == math.ceil((12.0 + 1.2 * 2.4) / 0.93)
 
     def test_deviation_is_remembered_from_calm_times_between_its_bounds(self) -> None:
-        assert forecast(FLAT).regimes[0].relative_sd == pytest.approx(0.04)
+        assert forecast(FLAT).regimes[0].relative_sd == pytest.approx(0.06)
         noisy = [10.0, 12.0] * 5
         level, _, _, sd = least_squares(noisy)
         assert forecast(noisy).regimes[0].relative_sd == pytest.approx(sd / level)
@@ -254,7 +254,7 @@ class TestRegimeChange:
         found = forecast(values, regimes=regimes)
         assert found.level == pytest.approx(level)
         assert found.sigma == pytest.approx(
-            max(least_squares(values[-4:])[3], 0.04 * level) if trend else 0.1 * number(found.level)
+            max(least_squares(values[-4:])[3], 0.06 * level) if trend else 0.1 * number(found.level)
         )
         assert found.regimes[0].since == START - age_s
         assert found.changed is False
@@ -343,18 +343,19 @@ def test_the_same_history_under_more_load_never_wishes_for_less(values: list[flo
     ],
 )
 def test_error_quantile(errors: list[float], quantile: float) -> None:
-    assert error_quantile(Prediction(), errors) == pytest.approx(quantile)
+    assert error_quantile(Prediction(error_cap=0.6), errors) == pytest.approx(quantile)
 
 
 def test_margin_grows_with_the_errors() -> None:
-    # q 0.5 at a top of 4: sigma = 0.5 x 4 / 1.645.
-    found = forecast(FLAT, errors=(0.5,) * 30)
-    assert found.sigma == pytest.approx(2.0 / 1.645)
-    assert found.up == math.ceil((4.0 + 1.2 * 2.0 / 1.645) / 0.93)
+    # q 0.12 at a top of 4: sigma = 0.12 x 4 / 1.645; 0.5 counts as the cap, 0.15.
+    found = forecast(FLAT, errors=(0.12,) * 30)
+    assert found.sigma == pytest.approx(0.48 / 1.645)
+    assert found.up == math.ceil((4.0 + 1.2 * 0.48 / 1.645) / 0.93)
+    assert forecast(FLAT, errors=(0.5,) * 30).sigma == pytest.approx(0.6 / 1.645)
 
 
 def test_margin_is_never_below_the_deviation() -> None:
-    assert forecast(FLAT, errors=(0.01,) * 30).sigma == pytest.approx(0.16)
+    assert forecast(FLAT, errors=(0.01,) * 30).sigma == pytest.approx(0.24)
 
 
 class TestJudgingForecasts:

@@ -15,7 +15,9 @@ from autoscaler.core.guards import (
     count_pending,
     hold_cooldown,
     hold_dead_band,
+    hold_turn,
     keep_bounds,
+    largest_step,
     leave_in_motion,
     limit_rate,
     limit_step,
@@ -35,6 +37,7 @@ from autoscaler.core.policy import (
     Prediction,
     RateBudget,
     ReplicaBounds,
+    ScaleUp,
     Select,
     Sizing,
     Slo,
@@ -754,6 +757,7 @@ def test_order_of_the_guards() -> None:
         "limit_step",
         "limit_rate",
         "hold_cooldown",
+        "hold_turn",
         "blow_fuse",
         "obey_direction",
         "keep_bounds",
@@ -883,8 +887,10 @@ class TestSaturation:
 
     def test_it_counts_ready_replicas_only(self) -> None:
         world = self.world()
-        self.grow(world, 60)
-        assert world.replicas == 6
+        reasons = self.grow(world, 60)
+        # The queue that grows on orders by its work; the multiple is of the four that are ready, for good.
+        assert reasons.count(Reason.UP_SATURATION) == 1
+        assert [to for _, _, to in world.writes][:2] == [5, 6]
 
     def test_calm_resets_the_count(self) -> None:
         world = self.world()
@@ -900,6 +906,53 @@ class TestSaturation:
         self.grow(world, 6)
         assert world.replicas == 4
         assert world.state.saturated_s == 30.0
+
+
+@pytest.mark.parametrize(
+    ("to", "up_ago", "down_ago", "urgent", "held"),
+    [
+        pytest.param(5, None, 600.0, False, True, id="up-soon-after-down"),
+        pytest.param(5, None, 601.0, False, False, id="up-later"),
+        pytest.param(5, 10.0, None, False, False, id="up-after-up"),
+        pytest.param(5, None, 1.0, True, False, id="urgent"),
+        pytest.param(3, 600.0, None, False, True, id="down-soon-after-up"),
+        pytest.param(3, 601.0, 10.0, False, False, id="down-later"),
+        pytest.param(4, 1.0, 1.0, False, False, id="nothing-to-hold"),
+    ],
+)
+def test_hold_turn(to: int, up_ago: float | None, down_ago: float | None, urgent: bool, held: bool) -> None:
+    state = State(
+        last_up_at=None if up_ago is None else START - up_ago,
+        last_down_at=None if down_ago is None else START - down_ago,
+    )
+    given = proposal(to, urgent=urgent)
+    found = hold_turn(tick(state=state), given)
+    check(found, given, *((4, Reason.HELD_TURN) if held else (to, given.reason)))
+
+
+def test_the_fallback_turns_at_once() -> None:
+    at = tick(state=State(last_down_at=START - 1.0))
+    assert hold_turn(at, replace(proposal(6), reason=Reason.UP_FALLBACK)).replicas == 6
+
+
+def test_turns_may_be_switched_off() -> None:
+    policy = replace(POLICY, scale_down=replace(POLICY.scale_down, turn_s=0.0))
+    assert hold_turn(tick(policy=policy, state=State(last_up_at=START)), proposal(3)).replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("current", "most", "share", "largest"),
+    [
+        pytest.param(4, 2, 0.1, 2, id="small"),
+        pytest.param(29, 2, 0.1, 2, id="just-below-three-tenths"),
+        pytest.param(30, 2, 0.1, 3, id="a-tenth"),
+        pytest.param(200, 2, 0.1, 20, id="large"),
+        pytest.param(200, 2, 0.0, 2, id="no-share"),
+        pytest.param(200, None, 0.1, None, id="no-limit"),
+    ],
+)
+def test_largest_step(current: int, most: int | None, share: float, largest: int | None) -> None:
+    assert largest_step(ScaleUp(max_step=most, max_step_share=share), current) == largest
 
 
 def test_budgets_hold_through_decide() -> None:

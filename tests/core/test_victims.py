@@ -320,6 +320,7 @@ def test_only_a_step_down_carries_costs() -> None:
         stabilization_s=0.0,
         horizon_factor=0.0,
         cooldown_s=0.0,
+        turn_s=0.0,
         victims=Victims(order="emptiest"),
     )
     world = World(replace(P0, scale_down=quick), 3)

@@ -175,7 +175,7 @@ def test_lumpy_prefill_does_not_keep_capacity() -> None:
     traffic = requests(np.random.default_rng(3), steady(3.0), lengths, 3000.0)
     result = run(POLICY, traffic, setting(profile=profile("llama-3.1-70b-h100x4"), replicas=8, duration_s=3000.0))
     assert {row.latency for row in result.rows[-60:]} == {1.0}
-    assert result.rows[-1].ordered == 3
+    assert result.rows[-1].ordered == 2
     assert (result.figures.attainment or 0.0) >= 0.99
 
 
