@@ -40,8 +40,8 @@ test-cluster: install cluster-tools ## Those against a real control plane, one a
 cluster-tools: ## Build the Kubernetes commands that the cluster tests run (seven minutes, once a version)
 	@tests/cluster/build-tools
 
-test-vllm: install vllm-engines ## Those against real vLLM servers, one release a worker
-	$(PYTEST) -n 2 --dist loadgroup tests/vllm
+test-vllm: install vllm-engines ## Those against real vLLM servers, two at a time
+	$(PYTEST) -n 2 tests/vllm
 
 vllm-engines: install ## Install CPU builds of vLLM for them (9 GB on disk, a minute or two, once a version)
 	@tests/vllm/install-engines

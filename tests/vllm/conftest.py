@@ -23,11 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that has a place on every release; a worker keeps to one release, so that it makes one place."""
+    """Run each test that has a place on every release, or on the newest where it says so."""
     if "place" in metafunc.fixturenames:
         newest = metafunc.definition.get_closest_marker("newest") is not None
         rows = [
-            pytest.param(release, marks=[pytest.mark.vllm, pytest.mark.xdist_group(release)], id=release)
+            pytest.param(release, marks=pytest.mark.vllm, id=release)
             for release in (RELEASES[-1:] if newest else RELEASES)
         ]
         metafunc.parametrize("place", rows, indirect=True)
