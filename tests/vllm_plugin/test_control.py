@@ -1,6 +1,7 @@
 """The hook on a fake of vLLM's scheduler that dies as the real one does."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,7 @@ class Bare:
 
 
 def test_a_scheduler_to_which_nothing_can_be_attached_makes_its_steps(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)  # the level that another test left is not ours
     scheduler: Any = type("Scheduler", (Bare,), {"__slots__": ()})
     core = type("Core", (FakeCore,), {})
     wrap(scheduler, core, vllm="0", plugin="0")
