@@ -1,5 +1,6 @@
 """The page that is made of a results file: pictures, tables, where we lose, what the figures cannot say."""
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from bench.contest.searched import read_log, told
 from bench.contest.targets import Target, targets
 from bench.contest.traces import BY_NAME, ROOM, TRACES
 from bench.contest.variants import VARIANTS
+from bench.faults import markdown as faults_table
 from bench.rivals.feed import SCRAPE_S
 
 SEEDS = 5
@@ -28,7 +30,9 @@ SEEDS = 5
 
 
 def write(path: Path, entries: Sequence[Entry], *, law_final: bool = False) -> None:
-    """Write the page, and its pictures in a folder of its name beside it, where the log of the search lies as well.
+    """Write the page, and its pictures in a folder of its name beside it.
+
+    The log of the search, `tune.jsonl`, and the figures under faults, `faults.json`, are read from that folder.
 
     Args:
         entries: at least one run with figures.
@@ -45,6 +49,7 @@ def write(path: Path, entries: Sequence[Entry], *, law_final: bool = False) -> N
         everywhere="\n".join(_everywhere(everywhere(played))),
         ablations="\n".join(_ablations(ablations(played))),
         tuning="\n".join(told(read_log(folder / "tune.jsonl"))),
+        faults=_faults(folder / "faults.json"),
         losses=_losses(played),
         kept_back=_kept_back(played),
         matches="\n".join(line for match in played for line in _match(match, folder.name)),
@@ -372,6 +377,10 @@ def _saved(played: Sequence[Match]) -> str:
             yield match, f"{change:+.0f} % at {_attained(ours)}".replace("-", "−", 1)
 
     return _each(told())
+
+
+def _faults(figures: Path) -> str:
+    return faults_table(json.loads(figures.read_text())) if figures.exists() else "None ran."
 
 
 def _hardware(played: Sequence[Match]) -> Iterator[str]:

@@ -12,9 +12,11 @@ from autoscaler.core.types import Decision, Outcome, Reason, ScaleReplicas, Snap
 from autoscaler.sim.faults import Blackout, Faults, Symptom, fault_plan
 from autoscaler.sim.run import run
 from bench import faults
+from bench.contest.page import write
 from bench.contest.play import DEFAULT, fleet_setting, our_policy, the_policy
 from bench.contest.traces import Ground, Trace
 from bench.faults import Job, Suffered, made_ground, main, markdown, missed, points_lost, rows, suffered, to_document
+from tests.bench.entries import ran
 
 CHAT = ",prompt=2500,output=500"
 """A replica carries about 1.4 of these a second: a small rate makes a fleet of some size."""
@@ -168,6 +170,18 @@ def test_a_page_gets_the_table_and_what_is_missed() -> None:
     assert "* code, seed 0, plan: attainment is 9.50 points lower than without faults." in text
     assert "Missed" not in markdown(to_document([SOUND], "abc"))
     assert len({len(row) for row in rows([SOUND, bad])}) == 1
+
+
+def test_the_benchmark_page_has_what_ran(tmp_path: Path) -> None:
+    page, figures = tmp_path / "benchmark.md", tmp_path / "benchmark" / "faults.json"
+    run = ran("ours", 0.99, 1.0)
+    shown = {"profile": "llama-3.1-8b-h100x1", "ttft_s": 0.5, "tpot_s": 0.05, "min": 1, "max": 9, "replicas": 2}
+    entries = [replace(run, ground={**run.ground, **shown, "requests": 1_000})]
+    write(page, entries)
+    assert "None ran." in page.read_text().partition("## Under faults")[2].partition("\n## ")[0]
+    figures.write_text(json.dumps(to_document([SOUND], "abc")))
+    write(page, entries)
+    assert "\n| code | none | 0 | 99.50 | – | 100.000 |" in page.read_text()
 
 
 def test_the_command_runs_a_made_day_and_says_whether_it_keeps_what_is_promised(
