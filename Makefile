@@ -11,7 +11,7 @@ export HYPOTHESIS_PROFILE ?= default
 .PHONY: help install demo demo-cluster test test-fast lint format bench lock clean nightly bench-autoscaling bench-cluster cluster-tools test-cluster vllm-engines test-vllm
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml requirements-dev.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -131,7 +131,8 @@ async def _examine_all(
     try:
         api = await KubernetesApi.connect(clock, kubeconfig=kubeconfig, context=context, environ=os.environ)
     except TargetError as error:
-        return {name: [judge_failure(error.reason, redact(str(error)))] for name in loaded.policies}
+        unconnected = problem("target", redact(str(error)), "name one that works: --kubeconfig or KUBECONFIG")
+        return {name: [unconnected] for name in loaded.policies}
     try:
         caches = ClusterCaches(api, clock)
         policies = loaded.policies.values()

@@ -287,6 +287,7 @@ def test_without_a_cluster_each_policy_says_so(
     assert said["counts"] == {"ok": 0, "unknown": 0, "warning": 0, "problem": 2}
     assert [policy["policy"] for policy in said["policies"]] == ["a", "b"]
     assert all("no kubeconfig at" in policy["findings"][0]["text"] for policy in said["policies"])
+    assert all("--kubeconfig" in policy["findings"][0]["remedy"] for policy in said["policies"])
 
 
 def test_for_people_a_line_a_finding_and_what_to_do(world: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
