@@ -39,21 +39,19 @@ class _PodState:
         busy: a scrape is under way.
         refusals: how often in a row the pod refused the connection.
         skip: reads to sit out before the next try.
-        was_ready: the pod's readiness at the last read.
     """
 
     page: PodPage | None = None
     busy: bool = False
     refusals: int = 0
     skip: int = 0
-    was_ready: bool = False
 
 
 class VllmSource:
     """Reads every running pod's page, unready and terminating ones too: what counts is the core's business.
 
     A pod whose scrape fails keeps its last rows, with the time when they were read, until they are older than
-    `stale_after_s`. A pod that refuses connections is tried after 1, 2, then every 4 reads, or when it becomes ready.
+    `stale_after_s`. A pod that is not ready and refuses connections is tried after 1, 2, then every 4 reads.
 
     Args:
         spread_s: scrapes are spread over this time, each pod at its own fixed share of it.
@@ -122,9 +120,7 @@ class VllmSource:
         state = self._pods[pod.uid]
         if state.busy:
             return _gap(pod, GapReason.TIMEOUT, "the last scrape is still under way")
-        became_ready = pod.ready and not state.was_ready
-        state.was_ready = pod.ready
-        if state.skip > 0 and not became_ready:
+        if state.skip > 0 and not pod.ready:
             state.skip -= 1
             return _gap(pod, GapReason.UNREACHABLE, "refused the connection; not tried this time")
         state.busy = True

@@ -384,12 +384,14 @@ async def test_refusing_pod_is_tried_less_often_and_at_once_when_ready(pods: Fak
         assert uids(await reader.read(target(pod(1, ready=True)), 1013.0)) == ["uid-001"]
 
 
-async def test_refusal_after_readiness_is_waited_out(pods: FakePods) -> None:
+async def test_a_ready_pod_that_refuses_is_tried_each_time_and_read_as_soon_as_it_is_back(pods: FakePods) -> None:
     pods.port = free_port("127.0.1.1")
     async with source(pods, FakeClock()) as reader:
-        details = [(await reader.read(target(pod(1)), 1000.0 + tick)).gaps[0].detail for tick in range(4)]
-    assert ["not tried" in detail for detail in details] == [False, False, True, False]
-    assert "Connect" in details[0]
+        for tick in range(6):
+            (gap,) = (await reader.read(target(pod(1)), 1000.0 + tick)).gaps
+            assert "Connect" in gap.detail
+        await pods.listen("127.0.1.1", reply(GOOD))
+        assert uids(await reader.read(target(pod(1)), 1006.0)) == ["uid-001"]
 
 
 async def test_each_pod_has_its_own_lasting_share_of_the_spread(pods: FakePods) -> None:
