@@ -88,6 +88,16 @@ ABLATIONS: Mapping[str, Variant] = {
     "ours with wait down 600 s": _set("shrinks after ten minutes", {"scale_down.stabilization_s": 600.0}),
     "ours without cooldown": _set("acts at any tick", {"cooldown_s": 0.0}),
     "ours without step limits": _set("any number at once", {"scale_up.max_step": None, "scale_down.max_step": None}),
+    "ours without share of a step": _set(
+        "steps do not grow with the fleet", {"scale_up.max_step_share": 0.0, "scale_down.max_step_share": 0.0}
+    ),
+    "ours without turn": _set(
+        "a step back as soon as it is wished for", {"scale_up.turn_s": 0.0, "scale_down.turn_s": 0.0}
+    ),
+    "ours with emergency window 60 s": _set(
+        "an emergency measures what arrives over a minute", {"emergency.window_s": 60.0}
+    ),
+    "ours with error cap 1": _set("trusts its own errors up to the whole of demand", {"prediction.error_cap": 1.0}),
     BATCHING: _set("moves the engines' batching limits as well, by the plugin", {"batching.mode": "live"}),
     "ours each 15 s": _set("decides every 15 s", {"interval_s": 15.0}),
 }
