@@ -1,5 +1,7 @@
 """A published run on a cluster, repeated in the simulator with the published settings: the simulator's anchor.
 
+    python -m bench anchor
+
 Source: llm-d main of November 2026, guides/workload-autoscaling/slo-aware: Qwen3-32B on two H100, 4000 tokens in and
 1000 out, a staircase of 2 to 10 requests a second, pods ready after 100 s, TTFT 3 s, TPOT 100 ms, 3 to 8 replicas. What
 the guide does not say: starts vary as everywhere in the simulator, clients leave after 60 s without a first token.
@@ -17,6 +19,8 @@ from autoscaler.sim.fleet import Fleet
 from autoscaler.sim.profiles import profile
 from bench.rivals.base import Bounds, Settings
 from bench.rivals.feed import Counted, drive
+from bench.rivals.slo_aware import SloAwareSettings
+from bench.rivals.static import StaticSettings
 
 PROFILE = replace(profile("qwen3-32b-h100x2"), cold_start_s=100.0)
 TTFT_S, TPOT_S = 3.0, 0.1
@@ -37,6 +41,27 @@ class Reading:
 
 PUBLISHED_SLO_AWARE = Reading(attainment=0.958, replicas=5.93)
 PUBLISHED_STATIC = Reading(attainment=1.0, replicas=8.0)
+STATIC = StaticSettings(replicas=BOUNDS.max)
+SLO_AWARE = SloAwareSettings(ttft_s=TTFT_S, tpot_s=TPOT_S, bounds=BOUNDS)
+SEEDS = (1, 2)
+
+
+def measure() -> Iterator[tuple[str, str]]:
+    """Yield label and value of each figure, the published one beside it."""
+    yield _row("static 8", run(STATIC, replicas=BOUNDS.max, seed=SEEDS[0]), PUBLISHED_STATIC)
+    for seed in SEEDS:
+        yield _row(f"SLO-aware, seed {seed}", run(SLO_AWARE, replicas=BOUNDS.min, seed=seed), PUBLISHED_SLO_AWARE)
+
+
+def _row(name: str, found: Reading, published: Reading) -> tuple[str, str]:
+    return (
+        f"{name}: attained by how many replicas; published",
+        f"{_told(found)}; {_told(published)}",
+    )
+
+
+def _told(one: Reading) -> str:
+    return f"{100.0 * one.attainment:.1f} % by {one.replicas:.2f}"
 
 
 def traffic() -> Iterator[Request]:

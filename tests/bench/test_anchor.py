@@ -2,9 +2,7 @@
 
 import pytest
 
-from bench.anchor import BOUNDS, DURATION_S, PUBLISHED_SLO_AWARE, PUBLISHED_STATIC, TPOT_S, TTFT_S, run, traffic
-from bench.rivals.slo_aware import SloAwareSettings
-from bench.rivals.static import StaticSettings
+from bench.anchor import DURATION_S, PUBLISHED_SLO_AWARE, PUBLISHED_STATIC, SEEDS, SLO_AWARE, STATIC, run, traffic
 
 
 def test_the_staircase() -> None:
@@ -14,14 +12,13 @@ def test_the_staircase() -> None:
 
 
 def test_eight_replicas_hold_it() -> None:
-    found = run(StaticSettings(replicas=8), replicas=8, seed=1)
+    found = run(STATIC, replicas=8, seed=1)
     assert found.attainment >= 0.99
     assert found.replicas == PUBLISHED_STATIC.replicas
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_slo_aware_law_comes_out_as_published(seed: int) -> None:
-    settings = SloAwareSettings(ttft_s=TTFT_S, tpot_s=TPOT_S, bounds=BOUNDS)
-    found = run(settings, replicas=3, seed=seed)
+    found = run(SLO_AWARE, replicas=3, seed=seed)
     assert found.attainment == pytest.approx(PUBLISHED_SLO_AWARE.attainment, abs=0.05)
     assert found.replicas == pytest.approx(PUBLISHED_SLO_AWARE.replicas, abs=0.6)
