@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from autoscaler.core.policy import Policy, VllmSignals
+from autoscaler.core.rollout import obstacle
 from autoscaler.core.types import (
     FIELD_MANAGER,
     WHOLE_PAGE,
@@ -372,8 +373,14 @@ def judge_drain(policy: Policy, drain: Drain) -> Iterator[Finding]:
 
 
 def judge_batching(policy: Policy, status: TargetStatus) -> Finding:
-    """Return whether the pods' arguments say how many sequences an engine runs at once."""
+    """Return whether the pods' arguments say how many sequences an engine runs at once, and may be changed."""
     check, limits = "batching", {pod.max_num_seqs for pod in status.pods}
+    if policy.batching.rolls_out and status.template is not None:
+        against = obstacle(status.template)
+        if against is not None:
+            return warning(
+                check, f"no rollout of limits can begin: {against[1]}", f"see {against[0]} in docs/reasons.md"
+            )
     if not limits:
         return unknown(check, "no pod to read --max-num-seqs from", "ask again when one is there")
     said = sorted(limit for limit in limits if limit is not None)

@@ -10,7 +10,7 @@ from autoscaler.core.decide import decide
 from autoscaler.core.memory import Memory, recall
 from autoscaler.core.policy import Policy
 from autoscaler.core.state import State, absorb, advance
-from autoscaler.core.types import Decision, Hold, Outcome, ScaleReplicas, SetBatching, Snapshot
+from autoscaler.core.types import Decision, Hold, Outcome, RollOut, ScaleReplicas, SetBatching, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +134,7 @@ def differs(left: Decision | None, right: Decision | None) -> bool:
         return left is not right
     if left.proposal.replicas != right.proposal.replicas:
         return True
-    limits = [one.action.limits if isinstance(one.action, SetBatching) else None for one in (left, right)]
+    limits = [one.action.limits if isinstance(one.action, SetBatching | RollOut) else None for one in (left, right)]
     return limits[0] != limits[1]
 
 

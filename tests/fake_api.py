@@ -1,9 +1,9 @@
 """A fake of the Kubernetes API server, small enough to read, over real HTTP on loopback.
 
 It has: GET of one Deployment; lists with pages or by one name, and watches with bookmarks, of Deployments, ReplicaSets,
-Pods and HorizontalPodAutoscalers; GET and JSON patch of a Deployment's scale with uid, generation and resourceVersion;
-merge patches of a pod's annotations; a list of Nodes; Events that are created and patched; reviews of one's own access;
-bearer tokens, rights by role, and faults.
+Pods and HorizontalPodAutoscalers; JSON patch of a Deployment, GET and JSON patch of its scale, with uid, generation and
+resourceVersion; merge patches of a pod's annotations; a list of Nodes; Events that are created and patched; reviews of
+one's own access; bearer tokens, rights by role, and faults.
 
 It lacks: every controller (a scaled Deployment gets no pods), TLS, every other kind and verb, other merge patches than
 those of pods and Events, defaulting, field managers and validation beyond a replica count that must be a number from 0.
@@ -282,6 +282,8 @@ class FakeApi:
             return _status(404, "NotFound", f'deployments.apps "{name}" not found')
         if (request.verb, request.resource) == ("get", "deployments"):
             return web.json_response(self.deployment)
+        if (request.verb, request.resource) == ("patch", "deployments"):
+            return self._patch_deployment(self.deployment, request)
         if (request.verb, request.resource) == ("get", "deployments/scale"):
             return web.json_response(self._scale(self.deployment))
         if (request.verb, request.resource) == ("patch", "deployments/scale"):
@@ -330,6 +332,20 @@ class FakeApi:
             "spec": {"replicas": replicas} if replicas else {},
             "status": {"replicas": target["status"].get("replicas", 0), "selector": "app=chat"},
         }
+
+    def _patch_deployment(self, target: Json, request: Request) -> web.Response:
+        """Patch the whole Deployment; a changed template is another generation."""
+        if request.content_type != "application/json-patch+json":
+            return _status(415, "UnsupportedMediaType", "this fake takes JSON patches only")
+        try:
+            patched = json_patch(target, request.body)
+        except PatchError:
+            return _status(422, "Invalid", "the server rejected our request due to an error in our request")
+        metadata = patched["metadata"]
+        metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
+        metadata["generation"] += patched["spec"] != target["spec"]
+        self.deployment = patched
+        return web.json_response(patched)
 
     def _patch_scale(self, target: Json, request: Request) -> web.Response:
         if request.content_type != "application/json-patch+json":

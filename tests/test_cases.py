@@ -11,7 +11,7 @@ CLUSTER = Path(__file__).parent / "cluster"
 CHOICES = Path(__file__).parent / "core" / "test_cases_tune.py"
 ACTUATE = "C090 C092 C094 C096 C098 C099 C100 C101 C102 C104 C106 C109 C110 C111 C112"
 OPS = "C140 C141 C143 C144 C146 C147 C149 C150 C152 C154"
-TUNE = "C100 C113 C116 C118"
+TUNE = "C100 C113 C114 C116 C118 C119 C120"
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.deployment import DeploymentActuator
 from autoscaler.actuators.events import RIGHTS as TELLS
+from autoscaler.actuators.rollout import RIGHTS as ROLLS
 from autoscaler.cli.main import run as command_line
 from autoscaler.clock import SystemClock
 from autoscaler.core.policy import TargetRef
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parent.parent
 BASE = ROOT / "deploy" / "base"
 LIVE = ROOT / "deploy" / "overlays" / "live"
 GENTLE = ROOT / "deploy" / "components" / "gentle"
+ROLLOUT = ROOT / "deploy" / "components" / "rollout"
 ENGINE = ROOT / "deploy" / "vllm"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
@@ -83,7 +85,7 @@ def container(deployment: Json) -> Json:
     return dict(only)
 
 
-@pytest.mark.parametrize("folder", [BASE, LIVE, GENTLE, ENGINE], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [BASE, LIVE, GENTLE, ROLLOUT, ENGINE], ids=lambda folder: folder.name)
 def test_all_that_a_kustomization_names_is_there_and_nothing_else(folder: Path) -> None:
     content = kustomization(folder)
     generated = [file for entry in content.get("configMapGenerator", []) for file in entry["files"]]
@@ -97,12 +99,12 @@ def test_all_that_a_kustomization_names_is_there_and_nothing_else(folder: Path) 
 
 
 def test_nothing_is_cluster_wide_and_every_label_selects() -> None:
-    kinds = {item["kind"] for item in documents(BASE, LIVE, GENTLE)}
+    kinds = {item["kind"] for item in documents(BASE, LIVE, GENTLE, ROLLOUT)}
     assert kinds == {"ServiceAccount", "Role", "RoleBinding", "Deployment", "NetworkPolicy"}
-    assert all("namespace" not in item["metadata"] for item in documents(BASE, LIVE, GENTLE))
+    assert all("namespace" not in item["metadata"] for item in documents(BASE, LIVE, GENTLE, ROLLOUT))
     assert kustomization(BASE)["namespace"] == kustomization(LIVE)["namespace"]
     labels = {"app.kubernetes.io/name": "autoscaler"}
-    assert all(item["metadata"]["labels"] == labels for item in documents(BASE, LIVE, GENTLE))
+    assert all(item["metadata"]["labels"] == labels for item in documents(BASE, LIVE, GENTLE, ROLLOUT))
     spec = manifest("Deployment", "autoscaler", BASE)["spec"]
     assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"] == labels
     assert manifest("NetworkPolicy", "autoscaler", BASE)["spec"]["podSelector"]["matchLabels"] == labels
@@ -112,6 +114,7 @@ def test_the_roles_grant_what_the_code_uses_and_no_more() -> None:
     assert rights(BASE) == READS
     assert rights(BASE, LIVE) == READS | WRITES | TELLS | ELECTS
     assert rights(GENTLE) == MARKS
+    assert rights(ROLLOUT) == ROLLS
 
 
 @pytest.fixture

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoscaler.core.policy import Approval, Query, Schedule, Signals, Slo, VllmSignals
+from autoscaler.core.policy import (
+    Approval,
+    BatchingMode,
+    BatchingPolicy,
+    Query,
+    RolloutPolicy,
+    Schedule,
+    Signals,
+    Slo,
+    VllmSignals,
+)
 from autoscaler.core.signals import ENGINE_COLUMNS
 from autoscaler.core.state import NO_ENGINES
 from autoscaler.core.types import (
@@ -31,6 +41,7 @@ from autoscaler.core.types import (
     ScaleReplicas,
     Snapshot,
     TargetStatus,
+    Template,
 )
 from autoscaler.doctor import (
     STUCK,
@@ -382,6 +393,23 @@ def test_c111_less_time_than_the_policy_asks_for(required: bool, expected: str) 
 def test_batching(limits: list[int | None], expected: str, words: str) -> None:
     pods = tuple(Pod(name=str(number), uid=str(number), max_num_seqs=limit) for number, limit in enumerate(limits))
     finding = judge_batching(P0, replace(CHAT, pods=pods))
+    assert finding.level == expected
+    assert words in finding.text
+
+
+@pytest.mark.parametrize(
+    ("rollout", "template", "expected", "words"),
+    [
+        pytest.param(RolloutPolicy(), Template(recreate=True), "warning", "strategy Recreate", id="an obstacle"),
+        pytest.param(RolloutPolicy(), Template(max_surge=1), "ok", "--max-num-seqs 64", id="none"),
+        pytest.param(None, Template(recreate=True), "ok", "--max-num-seqs 64", id="not asked for"),
+    ],
+)
+def test_what_speaks_against_a_rollout(
+    rollout: RolloutPolicy | None, template: Template, expected: str, words: str
+) -> None:
+    policy = replace(P0, batching=BatchingPolicy(mode=BatchingMode.AUTO, rollout=rollout))
+    finding = judge_batching(policy, replace(CHAT, pods=(Pod(name="a", uid="a", max_num_seqs=64),), template=template))
     assert finding.level == expected
     assert words in finding.text
 

@@ -396,11 +396,21 @@ BAD = [
     pytest.param("maxStep: 3", "spec.maxStep", "spec.scaleUp.maxStep or spec.scaleDown.maxStep", id="wrong level"),
     pytest.param("sharding: {mode: auto}", "spec.sharding", "unknown key; known here: target", id="unknown"),
     pytest.param(
-        "batching: {mode: on}", "spec.batching.mode", "must be 'off', 'auto' or 'live'", id="a switch that is none"
+        "batching: {mode: on}",
+        "spec.batching.mode",
+        "must be 'off', 'auto', 'live' or 'rollout'",
+        id="a switch that is none",
     ),
     pytest.param("batching: {mode: auto, window: 8s}", "spec.batching.window", "at least two intervals", id="window"),
     pytest.param(
         "batching: {sequences: {min: 9, max: 4}}", "spec.batching.sequences.min", "above its max", id="bounds"
+    ),
+    pytest.param("batching: {mode: live, rollout: {}}", "spec.batching.rollout", "no use in mode live", id="rollout"),
+    pytest.param(
+        "batching: {mode: rollout, rollout: {perDay: -1}}",
+        "spec.batching.rollout.perDay",
+        "must not be negative",
+        id="rollouts a day",
     ),
     pytest.param("batching: {ladder: {hard: 0.8}}", "spec.batching.ladder.hard", "must not be below", id="rungs"),
     pytest.param("batching: {tolerance: 5}", "spec.batching.tolerance", "did you mean 0.05", id="percent of goodput"),
@@ -929,6 +939,7 @@ def test_the_policy_that_is_changed_is_a_good_one() -> None:
         pytest.param("'off'", BatchingMode.OFF, id="quoted"),
         pytest.param("auto", BatchingMode.AUTO, id="auto"),
         pytest.param("live", BatchingMode.LIVE, id="live"),
+        pytest.param("rollout", BatchingMode.ROLLOUT, id="rollout"),
     ],
 )
 def test_what_moves_the_batching_limits(written: str, mode: BatchingMode) -> None:

@@ -50,6 +50,7 @@ from autoscaler.core.types import (
     PodBatching,
     Proposal,
     Reason,
+    RollOut,
     ScaleReplicas,
     Score,
     SetBatching,
@@ -707,6 +708,33 @@ def test_batching_limits_are_in_the_line_and_in_the_metrics(bench: Bench, sink: 
     assert bench.value("batching_limit", limit="max_num_seqs") is None
     assert bench.value("batching_left_alone_pods") is None
     assert "batching" not in sink.events("decision")[-1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "back", "result"),
+    [
+        pytest.param(96, False, "begun", id="begun"),
+        pytest.param(96, True, "rolled_back", id="taken back"),
+        pytest.param(64, False, "kept", id="kept"),
+    ],
+)
+def test_rollouts_are_in_the_line_and_in_the_metrics(
+    bench: Bench, sink: Sink, limits: int, back: bool, result: str
+) -> None:
+    seen, wanted = Limits(max_num_seqs=64), Limits(max_num_seqs=limits)
+    action = RollOut(uid="u", container="vllm", seen=seen, limits=wanted, note="{}", back=back)
+    batching = Batching(
+        bound=Bound.SEQUENCES, reason=BatchReason.RAISE_SEQUENCES, limits=seen, roll_out=action, applied=False
+    )
+    decision = replace(a_decision(action=action, reason=Reason.STEADY), batching=batching)
+    bench.telemetry.tick("chat", a_snapshot(), decision, Outcome.APPLIED, 0.2)
+    bench.telemetry.tick("chat", a_snapshot(1005.0), decision, Outcome.FAILED, 0.2)
+    line = sink.events("decision")[0]
+    assert (line["action"], line["desired_replicas"], line["batching"]["applied"]) == ("roll_out", 4, False)
+    assert "verified" not in line["batching"]
+    assert bench.value("batching_rollouts_total", result=result) == 1.0
+    assert bench.value("batching_applied") == 0.0
+    assert bench.value("actions_total", direction="rollout", outcome="applied") == 1.0
 
 
 def test_duration_buckets_are_cumulative(bench: Bench) -> None:

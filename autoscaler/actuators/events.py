@@ -14,12 +14,14 @@ from urllib.parse import quote
 from autoscaler.actuators.deployment import ScaleApi
 from autoscaler.core.approval import APPROVE
 from autoscaler.core.policy import Policy
+from autoscaler.core.rollout import proposal_id
 from autoscaler.core.types import (
     FIELD_MANAGER,
     Decision,
     ForeignChange,
     Outcome,
     Reason,
+    RollOut,
     ScaleReplicas,
     SetBatching,
     Snapshot,
@@ -58,6 +60,8 @@ CHANGED = "ReplicasChanged"
 """The Event of a change by somebody else; an owner's changes, to which we yield, are its own to tell."""
 LIMITS = "BatchingLimits"
 """The Event of batching limits that were set."""
+ROLLOUT, ROLLED_BACK, ROLLOUT_KEPT = "BatchingRollout", "BatchingRolledBack", "BatchingRolloutKept"
+"""The Events of batching limits that were written into the pod template, in a rollout's order."""
 QUIET_S = 60.0
 """A hold that was not the reason for this long, and for three intervals, is over: reasons alternate tick by tick."""
 AGGREGATE_S = 60.0
@@ -134,6 +138,8 @@ def limits_told(decision: Decision) -> str:
     if batching is None:
         return ""
     words = f"batching limits from {batching.limits} to {batching.wanted}: {batching.reason}, {batching.bound}"
+    if batching.roll_out is not None:
+        words = f"rolling restart: {words}" if batching.roll_out.restarts else f"rollout of {batching.wanted} is kept"
     return f"{words}; {batching.detail}" if batching.detail else words
 
 
@@ -145,6 +151,7 @@ class Changes:
         self._failed_at: dict[Reason, float] = {}
         self._scored_at: float | None = None
         self._proposed: Standing | None = None
+        self._limits_proposed: Standing | None = None
         self.follow(policy)
 
     def follow(self, policy: Policy) -> None:
@@ -174,7 +181,12 @@ class Changes:
                 self._failed_at[reason] = at
         if isinstance(decision.action, SetBatching) and outcome is Outcome.APPLIED:
             yield _note(snapshot, LIMITS, False, limits_told(decision))
+        if isinstance(decision.action, RollOut) and outcome is Outcome.APPLIED:
+            back, kept = decision.action.back, not decision.action.restarts
+            what = ROLLED_BACK if back else ROLLOUT_KEPT if kept else ROLLOUT
+            yield _note(snapshot, what, back, limits_told(decision))
         yield from self._proposals(snapshot, decision, explained)
+        yield from self._rollouts(snapshot, decision)
         for held in self._holds(snapshot, decision):
             if held not in self._held_at:
                 current = snapshot.target.current_replicas
@@ -191,12 +203,20 @@ class Changes:
             return
         self._proposed = standing
         if standing is not None and (before is None or before.id != standing.id):
-            target = snapshot.target
-            how = f"kubectl -n {target.namespace} annotate deployment {target.name} --overwrite {APPROVE}={standing.id}"
-            sizes = f"{target.current_replicas} to {standing.to} until {_stamp(standing.expires_at)}"
+            sizes = f"{snapshot.target.current_replicas} to {standing.to} until {_stamp(standing.expires_at)}"
+            how = _how(snapshot, standing.id)
             yield _note(snapshot, PROPOSED, False, f"proposes {sizes}; to approve: {how}; {explained}")
         elif standing is None and before is not None:
             yield _note(snapshot, f"{PROPOSED}Ended", False, f"{before.id} is withdrawn: {explained}")
+
+    def _rollouts(self, snapshot: Snapshot, decision: Decision) -> Iterator[Note]:
+        """Yield the rollout of batching limits that newly waits for a person, with how to approve it."""
+        standing = decision.batching.standing if decision.batching is not None else None
+        if decision.batching is None or standing is None or standing == self._limits_proposed:
+            return
+        self._limits_proposed = standing
+        words = f"{decision.batching.detail}; to approve: {_how(snapshot, proposal_id(standing))}"
+        yield _note(snapshot, PROPOSED, False, f"proposes a rolling restart: {words}")
 
     def _holds(self, snapshot: Snapshot, decision: Decision) -> Iterator[Reason]:
         """Yield the holds of this tick that are worth an Event."""
@@ -216,6 +236,12 @@ class Changes:
         for reason in over:
             del self._held_at[reason]
         return over
+
+
+def _how(snapshot: Snapshot, proposal: str) -> str:
+    """Return the command that approves a proposal."""
+    target = snapshot.target
+    return f"kubectl -n {target.namespace} annotate deployment {target.name} --overwrite {APPROVE}={proposal}"
 
 
 def _note(snapshot: Snapshot, reason: str, warning: bool, message: str) -> Note:

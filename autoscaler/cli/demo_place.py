@@ -79,7 +79,7 @@ class Place:
 def rights_of(policy: Policy) -> frozenset[Right]:
     """Return what a daemon of that policy asks of the API server, which is what deploy/ grants it."""
     marking = policy.scale_down.victims.order != "cluster"
-    return needed_rights(acting=True, marking=marking) | ELECTS
+    return needed_rights(acting=True, marking=marking, rolling=policy.batching.rolls_out) | ELECTS
 
 
 def deployment_of(name: str, scenario: Scenario) -> Json:

@@ -17,6 +17,7 @@ import click
 from autoscaler import actuators
 from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.events import why
+from autoscaler.actuators.rollout import RIGHTS as ROLLS
 from autoscaler.cli.leadership import parse_lease
 from autoscaler.cli.main import EXIT_FAILED
 from autoscaler.cli.rights import review
@@ -160,7 +161,11 @@ async def _examine(
     """
     acting, victims = not (dry_run or policy.dry_run), policy.scale_down.victims
     rights, template, nodes = await asyncio.gather(
-        review(caches.api, policy.target.namespace, needed_rights(acting=acting, marking=victims.order != "cluster")),
+        review(
+            caches.api,
+            policy.target.namespace,
+            needed_rights(acting=acting, marking=victims.order != "cluster", rolling=policy.batching.rolls_out),
+        ),
         _read_template(caches.api, policy),
         _read_nodes(caches.api),
     )
@@ -183,15 +188,16 @@ async def _examine(
     return [*findings, *(problem("bug", redact(text), "report it") for text in troubles.found)]
 
 
-def needed_rights(*, acting: bool, marking: bool = False) -> frozenset[Right]:
+def needed_rights(*, acting: bool, marking: bool = False, rolling: bool = False) -> frozenset[Right]:
     """Return what the daemon asks the API server for: what it reads, and with `acting` what it writes.
 
     Args:
         marking: the policy has pods marked before a step down.
+        rolling: it may change batching limits in the pod template.
     """
     if not acting:
         return READS
-    unused = frozenset() if marking else MARKS
+    unused = (frozenset() if marking else MARKS) | (frozenset() if rolling else ROLLS)
     names = [module.name for module in pkgutil.iter_modules(actuators.__path__, f"{actuators.__name__}.")]
     tables: list[frozenset[Right]] = [getattr(importlib.import_module(name), "RIGHTS", frozenset()) for name in names]
     return READS.union(*tables) - unused

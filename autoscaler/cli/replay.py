@@ -13,7 +13,7 @@ from rich.table import Table
 
 from autoscaler.core.plain import to_plain
 from autoscaler.core.policy import Policy
-from autoscaler.core.types import Decision, Hold, SetBatching
+from autoscaler.core.types import Decision, Hold, RollOut, SetBatching
 from autoscaler.errors import AutoscalerError, PolicyError
 from autoscaler.policy_file import load_policies, policy_from_plain
 from autoscaler.replay import Replayed, Replayer, Summary, choose_policy, differs, first_difference
@@ -163,7 +163,7 @@ def _verb(decision: Decision | None) -> str:
         return "error"
     if isinstance(decision.action, Hold):
         return "hold"
-    if isinstance(decision.action, SetBatching):
+    if isinstance(decision.action, SetBatching | RollOut):
         return str(decision.action.limits)
     return f"{decision.action.seen} -> {decision.action.to}"
 
@@ -172,7 +172,7 @@ def _why(replayed: Replayed) -> str:
     decision = replayed.decision
     if decision is None:
         return replayed.error
-    if isinstance(decision.action, SetBatching) and decision.batching is not None:
+    if isinstance(decision.action, SetBatching | RollOut) and decision.batching is not None:
         return f"{decision.batching.reason} ({decision.batching.detail})"
     steps = "; ".join(f"{step.rule} {step.before} -> {step.after}" for step in decision.proposal.steps)
     return f"{decision.reason}" + (f" ({steps})" if steps else "")

@@ -84,7 +84,12 @@ def _actuator(
     if victims.order != "cluster":
         told = partial(marked, policy.name)
         actuator = MarkingActuator(actuator, api, policy.target, on_failure=victims.on_failure, told=told)
-    return PatientActuator(actuator, clock)
+    patient = PatientActuator(actuator, clock)
+    if not policy.batching.rolls_out:
+        return patient
+    from autoscaler.actuators.rollout import RolloutActuator, TemplateActuator
+
+    return RolloutActuator(patient, PatientActuator(TemplateActuator(api, policy.target), clock))
 
 
 def live_sources(policy: Policy, clock: Clock) -> tuple[Source, ...]:

@@ -719,19 +719,21 @@ RULES: tuple[Rule, ...] = (
 """In order: the first that has something to say decides."""
 
 
+def scene_of(tick: Tick, proposal: Proposal, fleet: Fleet) -> Scene:
+    """Return all that a choice for these limits may look at."""
+    settled_at, window_s = tick.state.tuning.settled_at, tick.policy.batching.window_s
+    since = tick.snapshot.at - window_s
+    measured = measure(tick, since if settled_at is None else max(since, settled_at), MIN_SHARE_OF_WINDOW * window_s)
+    bound = classify(tick.policy, fleet.limits, fleet.ceiling, measured)
+    return Scene(tick=tick, proposal=proposal, fleet=fleet, measured=measured, bound=bound)
+
+
 def tune(tick: Tick, proposal: Proposal) -> Batching | None:
     """Return what to make of the batching limits; None where the policy leaves them alone."""
     settings = tick.policy.batching
     if settings.mode is BatchingMode.OFF:
         return None
-    fleet = look_at(tick)
-    settled_at = tick.state.tuning.settled_at
-    since = tick.snapshot.at - settings.window_s
-    measured = measure(
-        tick, since if settled_at is None else max(since, settled_at), MIN_SHARE_OF_WINDOW * settings.window_s
-    )
-    bound = classify(tick.policy, fleet.limits, fleet.ceiling, measured)
-    scene = Scene(tick=tick, proposal=proposal, fleet=fleet, measured=measured, bound=bound)
+    scene = scene_of(tick, proposal, look_at(tick))
     found = next(batching for rule in RULES if (batching := rule(scene)) is not None)
     return _deferred(scene, found)
 

@@ -1,13 +1,14 @@
 """decide(): the whole pipeline on one page."""
 
 from autoscaler.core.approval import await_approval
-from autoscaler.core.batching import try_limits_first, tune
+from autoscaler.core.batching import try_limits_first
 from autoscaler.core.demand import Capacity, DemandWindow, measure_demand
 from autoscaler.core.forecast import forecast_demand, forecast_score, learned_horizon
 from autoscaler.core.guards import GUARDS, Tick, ordering_score, pressure, propose
 from autoscaler.core.mode import trigger_mode
 from autoscaler.core.owners import standing_down_s
 from autoscaler.core.policy import Policy, Sizing
+from autoscaler.core.rollout import move_limits
 from autoscaler.core.score import score_snapshot
 from autoscaler.core.state import State, down_window_s, evidence_of, step_line
 from autoscaler.core.types import (
@@ -55,7 +56,7 @@ def decide(policy: Policy, state: State, snapshot: Snapshot) -> Decision:
             (*GUARDS, try_limits_first, await_approval) if proposal.reason is not Reason.PINNED else GUARDS[-1:]
         ):
             proposal = guard(tick, proposal)
-    batching = tune(tick, proposal)
+    batching = move_limits(tick, proposal)
     return Decision(
         at=snapshot.at,
         score=score,
@@ -94,6 +95,8 @@ def choose_action(
     policy: Policy, state: State, snapshot: Snapshot, proposal: Proposal, batching: Batching | None = None
 ) -> Action:
     """Return the action that takes the target to the proposal, or moves its batching limits: one of the two a tick."""
+    if batching is not None and batching.roll_out is not None:
+        return batching.roll_out
     if batching is not None and batching.wanted is not None and batching.pods:
         return SetBatching(limits=batching.wanted, pods=batching.pods)
     if proposal.final or proposal.replicas == proposal.current:

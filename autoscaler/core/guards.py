@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from autoscaler.core.demand import Capacity, rush_demand
 from autoscaler.core.facts import Facts, is_serving
+from autoscaler.core.note import is_open
 from autoscaler.core.owners import standing_down_s
 from autoscaler.core.policy import Policy, RateBudget, ScaleDown, ScaleUp, Select, Sizing
 from autoscaler.core.state import State, blind_ticks, down_window_s, growing_s, step_line
@@ -335,12 +336,13 @@ def leave_in_motion(tick: Tick, proposal: Proposal) -> Proposal:
 
     After the windows: what was recommended stands. Else the moment after our own step, when the Deployment's controller
     has not yet seen it, would make the downward window start afresh. A rollout that has failed holds nothing: it may
-    stand there for days.
+    stand there for days. But for one of ours, which is taken back.
     """
     if proposal.replicas >= proposal.current:
         return proposal
     target = tick.snapshot.target
-    if target.rollout and not target.rollout_failed:
+    ours = target.template is not None and target.rollout_failed and is_open(target.template)
+    if target.rollout and (ours or not target.rollout_failed):
         return _held(proposal, Reason.ROLLOUT, "a rollout is under way")
     if tick.policy.scale_down.serialize_drain and tick.facts.terminating:
         return _held(proposal, Reason.DRAINING, f"{tick.facts.terminating} pods terminate")

@@ -2,25 +2,24 @@
 nothing shrinks by surprise.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from autoscaler.core import parse
 from autoscaler.core.model import StepModel
+from autoscaler.core.note import limits_from_plain
 from autoscaler.core.owners import Owners, merged, unknown_step
 from autoscaler.core.plain import Plain, to_plain
 from autoscaler.core.policy import Policy, StepTime, TargetRef
 from autoscaler.core.state import STARTS_KEPT, Hindsight, Recommended, State, longest_hole_s
 from autoscaler.core.tuning import Reverted, Tuning
-from autoscaler.core.types import BatchReason, ForeignChange, Limits, Regime, Standing
+from autoscaler.core.types import BatchReason, ForeignChange, Regime, Standing
 
 VERSION = 1
 DIGITS = 6
 """Of learned times and errors: what is kept is small, and none of it is known better."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,6 +74,7 @@ def _kept(tuning: Tuning) -> Tuning:
         moved_at=tuning.moved_at,
         reverted=tuning.reverted,
         held_from=tuning.held_from,
+        rolled_at=tuning.rolled_at,
     )
 
 
@@ -162,10 +162,13 @@ def _tuning(own: Tuning, kept: Tuning, at: float) -> Tuning:
         other = tried.get(one.kind, one)
         tried[one.kind] = one._replace(times=max(one.times, other.times), at=max(one.at, other.at))
     reverted = tuple(one._replace(at=min(one.at, at)) for one in tried.values())
+    own = replace(
+        own, reverted=reverted, rolled_at=tuple(sorted({*own.rolled_at, *(min(one, at) for one in kept.rolled_at)}))
+    )
     if kept.moved_at is None or (own.moved_at or 0.0) >= min(kept.moved_at, at):
-        return replace(own, reverted=reverted)
+        return own
     moved_at = min(kept.moved_at, at)
-    return replace(own, wanted=kept.wanted, moved_at=moved_at, held_from=kept.held_from, reverted=reverted, trial=None)
+    return replace(own, wanted=kept.wanted, moved_at=moved_at, held_from=kept.held_from, trial=None)
 
 
 def _name(target: TargetRef) -> str:
@@ -209,13 +212,14 @@ def _tuning_to_plain(tuning: Tuning) -> dict[str, object]:
         "moved_at": tuning.moved_at,
         "reverted": tuning.reverted,
         "held_from": tuning.held_from,
+        "rolled_at": tuning.rolled_at,
     }
     return {name: value for name, value in learned.items() if value}
 
 
 def memory_from_plain(plain: object) -> Memory:
     """Return the memory that a plain value says. Raises ValueError, saying what is wrong with it."""
-    content = _mapping(plain)
+    content = parse.mapping(plain)
     if content.get("version") != VERSION:
         raise ValueError(f"version {content.get('version')!r}, not {VERSION}")
     target = content.get("target")
@@ -224,30 +228,30 @@ def memory_from_plain(plain: object) -> Memory:
     model, standing = content.get("model"), content.get("standing")
     return Memory(
         target=target,
-        at=_number(content.get("at")),
-        last_up_at=_maybe(content.get("last_up_at")),
-        last_down_at=_maybe(content.get("last_down_at")),
-        changes=_each(content.get("changes"), lambda item: _change(_row(item, 2))),
-        last_restart_at=_maybe(content.get("last_restart_at")),
-        starts=_each(content.get("starts"), _positive),
-        recommendations=_each(content.get("recommendations"), lambda item: _recommended(_row(item, 4))),
-        hindsight=_hindsight_from_plain(_mapping(content.get("hindsight") or {})),
-        model=None if model is None else _model_from_plain(_mapping(model)),
-        owners=_owners_from_plain(_mapping(content.get("owners") or {})),
-        standing=None if standing is None else _standing_from_plain(_mapping(standing)),
-        tuning=_tuning_from_plain(_mapping(content.get("tuning") or {})),
+        at=parse.number(content.get("at")),
+        last_up_at=parse.maybe(content.get("last_up_at")),
+        last_down_at=parse.maybe(content.get("last_down_at")),
+        changes=parse.each(content.get("changes"), lambda item: _change(parse.row(item, 2))),
+        last_restart_at=parse.maybe(content.get("last_restart_at")),
+        starts=parse.each(content.get("starts"), parse.positive),
+        recommendations=parse.each(content.get("recommendations"), lambda item: _recommended(parse.row(item, 4))),
+        hindsight=_hindsight_from_plain(parse.mapping(content.get("hindsight") or {})),
+        model=None if model is None else _model_from_plain(parse.mapping(model)),
+        owners=_owners_from_plain(parse.mapping(content.get("owners") or {})),
+        standing=None if standing is None else _standing_from_plain(parse.mapping(standing)),
+        tuning=_tuning_from_plain(parse.mapping(content.get("tuning") or {})),
     )
 
 
 def _hindsight_from_plain(plain: Mapping[str, object]) -> Hindsight:
-    errors = _each(plain.get("errors"), _number)
-    regimes = _each(plain.get("regimes"), lambda item: _regime(_row(item, 2)))
+    errors = parse.each(plain.get("errors"), parse.number)
+    regimes = parse.each(plain.get("regimes"), lambda item: _regime(parse.row(item, 2)))
     first, second, third = regimes if len(regimes) == 3 else Hindsight().regimes
     return Hindsight(
         regimes=(first, second, third),
-        changed_at=_maybe(plain.get("changed_at")),
-        open=_each(plain.get("open"), lambda item: _point(_row(item, 2))),
-        told_at=_maybe(plain.get("told_at")),
+        changed_at=parse.maybe(plain.get("changed_at")),
+        open=parse.each(plain.get("open"), lambda item: _point(parse.row(item, 2))),
+        told_at=parse.maybe(plain.get("told_at")),
         errors=errors,
         ranked=tuple(sorted(errors)),
     )
@@ -256,130 +260,77 @@ def _hindsight_from_plain(plain: Mapping[str, object]) -> Hindsight:
 def _owners_from_plain(plain: Mapping[str, object]) -> Owners:
     change, conflict = plain.get("change"), plain.get("conflict")
     return Owners(
-        uid=_text(plain.get("uid", "")),
-        replicas=_whole(plain.get("replicas", 0)),
+        uid=parse.text(plain.get("uid", "")),
+        replicas=parse.whole(plain.get("replicas", 0)),
         ours=plain.get("ours") is True,
-        since=_number(plain.get("since", 0.0)),
-        change=None if change is None else _foreign_from_plain(_mapping(change)),
-        undone_at=_each(plain.get("undone_at"), _number),
-        conflict=None if conflict is None else _foreign_from_plain(_mapping(conflict)),
+        since=parse.number(plain.get("since", 0.0)),
+        change=None if change is None else _foreign_from_plain(parse.mapping(change)),
+        undone_at=parse.each(plain.get("undone_at"), parse.number),
+        conflict=None if conflict is None else _foreign_from_plain(parse.mapping(conflict)),
     )
 
 
 def _foreign_from_plain(plain: Mapping[str, object]) -> ForeignChange:
     return ForeignChange(
-        at=_number(plain.get("at")),
-        before=_whole(plain.get("before")),
-        after=_whole(plain.get("after")),
-        by=_text(plain.get("by")),
-        written_at=_maybe(plain.get("written_at")),
+        at=parse.number(plain.get("at")),
+        before=parse.whole(plain.get("before")),
+        after=parse.whole(plain.get("after")),
+        by=parse.text(plain.get("by")),
+        written_at=parse.maybe(plain.get("written_at")),
         undid=plain.get("undid") is True,
     )
 
 
 def _model_from_plain(plain: Mapping[str, object]) -> StepModel:
-    line = _mapping(plain.get("line"))
-    gram = [_each(_row(row, 4), _number) for row in _row(plain.get("gram"), 4)]
+    line = parse.mapping(plain.get("line"))
+    gram = [parse.each(parse.row(row, 4), parse.number) for row in parse.row(plain.get("gram"), 4)]
     return StepModel(
-        line=StepTime(**{name: _positive(line.get(name)) for name in ("c0", "cp", "cb", "ck")}),
-        rows=_whole(plain.get("rows")),
+        line=StepTime(**{name: parse.positive(line.get(name)) for name in ("c0", "cp", "cb", "ck")}),
+        rows=parse.whole(plain.get("rows")),
         gram=np.array(gram),
-        moment=np.array(_each(_row(plain.get("moment"), 4), _number)),
-        at=_number(plain.get("at")),
+        moment=np.array(parse.each(parse.row(plain.get("moment"), 4), parse.number)),
+        at=parse.number(plain.get("at")),
     )
 
 
 def _standing_from_plain(plain: Mapping[str, object]) -> Standing:
     return Standing(
         up=plain.get("up") is True,
-        to=_whole(plain.get("to")),
-        made_at=_number(plain.get("made_at")),
-        expires_at=_number(plain.get("expires_at")),
-        wished_at=_number(plain.get("wished_at")),
+        to=parse.whole(plain.get("to")),
+        made_at=parse.number(plain.get("made_at")),
+        expires_at=parse.number(plain.get("expires_at")),
+        wished_at=parse.number(plain.get("wished_at")),
     )
 
 
 def _tuning_from_plain(plain: Mapping[str, object]) -> Tuning:
     wanted, held_from = plain.get("wanted"), plain.get("held_from")
     return Tuning(
-        wanted=None if wanted is None else _limits_from_plain(_mapping(wanted)),
-        moved_at=_maybe(plain.get("moved_at")),
-        reverted=_each(plain.get("reverted"), lambda item: _reverted(_row(item, 5))),
-        held_from=None if held_from is None else _whole(held_from),
+        wanted=None if wanted is None else limits_from_plain(wanted),
+        moved_at=parse.maybe(plain.get("moved_at")),
+        reverted=parse.each(plain.get("reverted"), lambda item: _reverted(parse.row(item, 5))),
+        held_from=None if held_from is None else parse.whole(held_from),
+        rolled_at=parse.each(plain.get("rolled_at"), parse.number),
     )
 
 
-def _limits_from_plain(plain: Mapping[str, object]) -> Limits:
-    names = (field.name for field in fields(Limits))
-    return Limits(**{name: None if plain.get(name) is None else _whole(plain.get(name)) for name in names})
-
-
 def _reverted(row: Sequence[object]) -> Reverted:
-    return Reverted(BatchReason(_text(row[0])), _whole(row[1]), row[2] is True, _whole(row[3]), _number(row[4]))
+    return Reverted(
+        BatchReason(parse.text(row[0])), parse.whole(row[1]), row[2] is True, parse.whole(row[3]), parse.number(row[4])
+    )
 
 
 def _change(row: Sequence[object]) -> tuple[float, int]:
-    return _number(row[0]), _whole(row[1])
+    return parse.number(row[0]), parse.whole(row[1])
 
 
 def _recommended(row: Sequence[object]) -> Recommended:
-    return Recommended(_number(row[0]), _number(row[1]), _whole(row[2]), _whole(row[3]))
+    return Recommended(parse.number(row[0]), parse.number(row[1]), parse.whole(row[2]), parse.whole(row[3]))
 
 
 def _regime(row: Sequence[object]) -> Regime:
-    return Regime(since=_maybe(row[0]), relative_sd=_positive(row[1]))
+    return Regime(since=parse.maybe(row[0]), relative_sd=parse.positive(row[1]))
 
 
 def _point(row: Sequence[object]) -> tuple[float, float]:
-    return _number(row[0]), _number(row[1])
-
-
-def _mapping(plain: object) -> Mapping[str, object]:
-    if not isinstance(plain, Mapping):
-        raise ValueError(f"{plain!r:.40} is no object")
-    return plain
-
-
-def _row(plain: object, length: int) -> Sequence[object]:
-    if not isinstance(plain, list | tuple) or len(plain) != length:
-        raise ValueError(f"{plain!r:.40} is no list of {length}")
-    return plain
-
-
-def _each(plain: object, read: Callable[[object], T]) -> tuple[T, ...]:
-    if plain is None:
-        return ()
-    if not isinstance(plain, list | tuple):
-        raise ValueError(f"{plain!r:.40} is no list")
-    return tuple(read(item) for item in plain)
-
-
-def _number(plain: object) -> float:
-    """Return a finite number; JSON's true is none."""
-    if isinstance(plain, bool) or not isinstance(plain, int | float) or not abs(plain) < 1e15:
-        raise ValueError(f"{plain!r:.40} is no number")
-    return float(plain)
-
-
-def _text(plain: object) -> str:
-    if not isinstance(plain, str):
-        raise ValueError(f"{plain!r:.40} is no text")
-    return plain
-
-
-def _maybe(plain: object) -> float | None:
-    return None if plain is None else _number(plain)
-
-
-def _positive(plain: object) -> float:
-    number = _number(plain)
-    if number < 0.0:
-        raise ValueError(f"{number:g} is below 0")
-    return number
-
-
-def _whole(plain: object) -> int:
-    number = _number(plain)
-    if not number.is_integer():
-        raise ValueError(f"{number:g} is no whole number")
-    return int(number)
+    return parse.number(row[0]), parse.number(row[1])

@@ -661,6 +661,7 @@ class BatchingMode(StrEnum):
     OFF = "off"
     AUTO = "auto"
     LIVE = "live"
+    ROLLOUT = "rollout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -713,11 +714,25 @@ class PluginAccess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPolicy:
+    """Limits that are changed in the pod template: a rolling restart of every pod.
+
+    Args:
+        per_day: rollouts begun within 24 hours, those to go back not counted; 0 begins none.
+        after_s: the same has to hold the engines back for this long.
+    """
+
+    per_day: int = 2
+    after_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingPolicy:
     """The second actuator: the engines' batching limits, moved between 1 and what they started with.
 
     Args:
-        mode: `off` leaves the limits alone; `live` moves them by the plugin inside vLLM; `auto` by whatever is there.
+        mode: `off` leaves the limits alone; `live` moves them by the plugin inside vLLM; `rollout` in the pod template;
+            `auto` by the plugin, and, given `rollout`, in the template where no pod has one.
         sequences: bounds of `max_num_seqs`.
         tokens: bounds of `max_num_batched_tokens`.
         window_s: over which the engines are judged.
@@ -729,6 +744,8 @@ class BatchingPolicy:
         forget_after_s: what was reverted is not tried again for this long, once it was twice.
         ladder: fewer sequences while the card's memory is short.
         plugin: how the plugin inside the engines is asked.
+        rollout: how limits are changed in the pod template; null for never in mode `auto`, and with the
+            defaults in mode `rollout`.
     """
 
     mode: BatchingMode = BatchingMode.OFF
@@ -743,6 +760,13 @@ class BatchingPolicy:
     forget_after_s: float = 21600.0
     ladder: MemoryLadder = field(default_factory=MemoryLadder)
     plugin: PluginAccess = field(default_factory=PluginAccess)
+    rollout: RolloutPolicy | None = None
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether limits may be changed in the pod template."""
+        allowed = self.mode is BatchingMode.AUTO and self.rollout is not None
+        return allowed or self.mode is BatchingMode.ROLLOUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -916,6 +940,8 @@ _NOT_NEGATIVE = (
     "batching.limit_first_s",
     "batching.forget_after_s",
     "batching.ladder.hold_s",
+    "batching.rollout.per_day",
+    "batching.rollout.after_s",
 )
 _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (_AT_LEAST_ONE, lambda value: value >= 1, "must be at least 1"),
@@ -1223,6 +1249,8 @@ def _batching_complaints(policy: Policy) -> Iterator[Complaint]:
     if batching.mode is not BatchingMode.OFF:
         if policy.signals.vllm is None:
             yield "batching.mode", batching.mode, "needs signals.vllm: the limits are judged by the engines' pages"
+        if batching.rollout is not None and batching.mode is BatchingMode.LIVE:
+            yield "batching.rollout", None, "is of no use in mode live: the mode must be auto or rollout"
         if 0.0 < batching.window_s < 2.0 * policy.interval_s:
             yield "batching.window_s", batching.window_s, f"must be at least two intervals ({policy.interval_s:g}s)"
 

@@ -16,9 +16,11 @@ from autoscaler.core.types import (
     Measured,
     Outcome,
     PodLimits,
+    RollOut,
     ScaleReplicas,
     SetBatching,
     Snapshot,
+    Standing,
 )
 
 LEFT_ALONE_AFTER = 3
@@ -26,6 +28,7 @@ LEFT_ALONE_AFTER = 3
 RETELL_S = 15.0
 FORGIVEN_S = 300.0
 """After so long with the limits that it was told, a pod starts with a clean slate."""
+DAY_S = 86400.0
 KNOBS = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold")
 
 
@@ -88,6 +91,8 @@ class Tuning:
         bound, bound_since: what held the engines back at the last tick, and since when it does.
         still_since: since when no replica moves; None before the first tick.
         replicas, serving: as of the last tick.
+        rolled_at: when rollouts were begun within the last day. roll_failed_at: when such a write last failed.
+        standing: the rollout that waits for a person's approval, its limit in place of replicas.
     """
 
     wanted: Limits | None = None
@@ -102,6 +107,9 @@ class Tuning:
     still_since: float | None = None
     replicas: int = -1
     serving: frozenset[str] = frozenset()
+    rolled_at: tuple[float, ...] = ()
+    roll_failed_at: float | None = None
+    standing: Standing | None = None
 
 
 def clipped(limits: Limits, pod: PodLimits) -> Limits:
@@ -168,6 +176,10 @@ def remember(settings: BatchingPolicy, tuning: Tuning, decision: Decision, outco
         tuning = replace(tuning, bound=batching.bound, bound_since=at)
     if isinstance(decision.action, ScaleReplicas):
         return tuning
+    if isinstance(decision.action, RollOut):
+        return _rolled(tuning, decision.action, outcome, at)
+    if batching.standing is not None:
+        tuning = replace(tuning, standing=batching.standing)
     if isinstance(decision.action, Hold):
         return replace(tuning, trial=None) if batching.ended else tuning
     if outcome is Outcome.SIMULATED:
@@ -186,6 +198,16 @@ def remember(settings: BatchingPolicy, tuning: Tuning, decision: Decision, outco
         reverted=_reverted(settings, tuning, batching, at),
         held_from=_held_from(tuning, batching, decision.action.limits),
     )
+
+
+def _rolled(tuning: Tuning, action: RollOut, outcome: Outcome, at: float) -> Tuning:
+    """Return the tuning after a write to the pod template; what was only simulated counts as begun."""
+    if outcome is Outcome.FAILED:
+        return replace(tuning, roll_failed_at=at)
+    if outcome not in (Outcome.APPLIED, Outcome.SIMULATED) or not action.begins:
+        return tuning
+    recent = [one for one in tuning.rolled_at if at - one < DAY_S]
+    return replace(tuning, rolled_at=(*recent, at), standing=None)
 
 
 def _told(tuning: Tuning, action: SetBatching, batching: Batching, at: float) -> tuple[Told, ...]:

@@ -212,6 +212,7 @@ class PodLimits:
         floor: the lowest ones that it takes.
         generation: of what it was told last. applied: of what it has taken up; lower while it has not yet.
         refused: why none can be moved; "" when they can.
+        lacking: that is for good: there is no plugin, or one that moves nothing in this engine.
     """
 
     pod_uid: str
@@ -221,6 +222,39 @@ class PodLimits:
     generation: int = 0
     applied: int = 0
     refused: str = ""
+    lacking: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What a Deployment's pod template says of its engines' batching limits, and what keeps them from being changed.
+
+    Args:
+        revision: `pod-template-hash` of the newest ReplicaSet; "" without any.
+        container: the one whose arguments say the limits.
+        limits: those that are said; None for the others.
+        chunked_prefill: prompts may take several steps; None where that cannot be told.
+        max_model_len: None where it is not said.
+        fixed: why the arguments cannot be changed; "" when they can.
+        owner: who applies the template again and again, so that a change would be undone; "" for nobody.
+        recreate: the strategy ends every pod before it makes a new one.
+        max_surge, max_unavailable: pods more, and fewer, than the replicas while a rollout is under way.
+        print: of all of the template's spec but the limits: another image or argument makes another one.
+        note: the annotation `autoscaler/rollout`, see `core.note`; "" for none.
+    """
+
+    revision: str = ""
+    container: str = ""
+    limits: Limits = field(default_factory=Limits)
+    chunked_prefill: bool | None = None
+    max_model_len: int | None = None
+    fixed: str = ""
+    owner: str = ""
+    recreate: bool = False
+    max_surge: int = 0
+    max_unavailable: int = 0
+    print: str = ""
+    note: str = ""
 
 
 class Direction(StrEnum):
@@ -246,6 +280,7 @@ class TargetStatus:
         deployment_paused: `spec.paused`: a changed template has no effect, changed replicas have.
         refused: why the API server refuses to make the pods that are missing, e.g. a quota; "" when it does not.
         drain: how its pods end; None when that was not read.
+        template: what its pod template says of batching limits; None when that was not read.
         other_owner: who else writes replicas, e.g. `HorizontalPodAutoscaler/chat`; "" for nobody.
         scaled_by: the field manager that last changed `spec.replicas`; "" where the API server does not say.
         scaled_at: when it did, epoch seconds, or a later write of any field by the same manager. None for a change
@@ -270,6 +305,7 @@ class TargetStatus:
     deployment_paused: bool = False
     refused: str = ""
     drain: Drain | None = None
+    template: Template | None = None
     other_owner: str = ""
     scaled_by: str = ""
     scaled_at: float | None = None
@@ -737,7 +773,39 @@ class SetBatching:
     pods: tuple[PodBatching, ...]
 
 
-Action = Hold | ScaleReplicas | SetBatching
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollOut:
+    """Set batching limits in the pod template, and a note beside them, by one write that restarts every pod.
+
+    Provided that the arguments still say what was seen, and that the Deployment and its note still are the same.
+
+    Args:
+        container: whose arguments are changed.
+        seen: the limits that they say. limits: that they are to say; the same where only the note is written.
+        note: the annotation that is written. note_seen: the one that it replaces; "" for none.
+        back: to limits that were there before.
+    """
+
+    uid: str
+    container: str
+    seen: Limits
+    limits: Limits
+    note: str
+    note_seen: str = ""
+    back: bool = False
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the pods are restarted: by another template than the one that is there."""
+        return self.seen != self.limits
+
+    @property
+    def begins(self) -> bool:
+        """Whether something new is tried."""
+        return self.restarts and not self.back
+
+
+Action = Hold | ScaleReplicas | SetBatching | RollOut
 
 FIELD_MANAGER = "autoscaler"
 """The name under which our writes are entered in a Deployment's `managedFields`."""
@@ -782,6 +850,14 @@ class BatchReason(StrEnum):
     NO_PLUGIN = "no_plugin"
     NOT_OURS = "not_ours"
     DEPLOYMENT_PAUSED = "deployment_paused"
+    # of a rollout
+    ROLLING_OUT = "rolling_out"
+    ROLLED_BACK = "rolled_back"
+    NOT_EXPRESSIBLE = "cannot_be_expressed"
+    TEMPLATE_OWNED = "template_owned"
+    NO_SURGE_ROOM = "no_surge_room"
+    ROLLOUT_UNDER_WAY = "rollout_in_progress"
+    ROLLOUT_BUDGET = "rollout_budget"
     AWAITING_APPROVAL = "awaiting_approval"
 
 
@@ -829,6 +905,10 @@ class Batching:
         ended: what was tried before is judged, or cannot be judged any more.
         harmed: it did harm, and was not merely of no use.
         left_alone: names of serving pods whose limits are not moved, and why.
+        roll_out: what is to be written into the pod template, where the limits are moved there.
+        applied: every serving pod is of the template's newest revision; None where limits are not moved there.
+        verified: the engines have shown the limits of the last rollout; None where they have shown nothing of them.
+        standing: the rollout that waits for a person's approval.
     """
 
     bound: Bound
@@ -844,6 +924,10 @@ class Batching:
     ended: bool = False
     harmed: bool = False
     left_alone: tuple[tuple[str, str], ...] = ()
+    roll_out: RollOut | None = None
+    applied: bool | None = None
+    verified: bool | None = None
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from autoscaler.core.types import (
     PodLimits,
     PodPhase,
     Reading,
+    RollOut,
     Sample,
     SetBatching,
     TargetStatus,
@@ -552,6 +553,8 @@ class Fleet:
             return Outcome.UNCHANGED
         if isinstance(action, SetBatching):
             return self._set_batching(action.pods)
+        if isinstance(action, RollOut):
+            raise ActuationError("invalid", "a simulated Deployment has no pod template")
         if action.to < 0:
             raise ActuationError("invalid", f"replicas must not be negative: {action.to}")
         trouble = self.faults.api_trouble(self._chance.api)

@@ -17,7 +17,6 @@ from autoscaler.errors import TargetError
 from autoscaler.ports import Clock
 from autoscaler.sources.kubernetes_api import DETAIL_LENGTH, KubernetesApi
 from autoscaler.sources.kubernetes_objects import (
-    REPLICAS,
     Json,
     as_object,
     as_objects,
@@ -26,9 +25,11 @@ from autoscaler.sources.kubernetes_objects import (
     name_of,
     only,
     replica_writers,
+    template_writers,
     uid_of,
+    written_fields,
 )
-from autoscaler.sources.rollout import REVISION
+from autoscaler.sources.rollout import REVISION, TEMPLATE_HASH
 
 KINDS: Mapping[str, tuple[str, str]] = {
     "deployments": ("apps", "/apis/apps/v1"),
@@ -292,12 +293,18 @@ class ClusterCaches:
 
 
 def _prune_deployment(item: Json) -> Json:
-    """Return a Deployment without the copy of it in an annotation, and of its managers only who writes its replicas."""
+    """Return a Deployment without the copy of it in an annotation, and only those managers who write what we write."""
     metadata = dict(metadata_of(item))
     annotations = as_object(metadata.get("annotations"))
     metadata["annotations"] = {key: value for key, value in annotations.items() if key != LAST_APPLIED}
+    replicas, words = replica_writers(item), template_writers(item)
     metadata["managedFields"] = [
-        {**only(entry, MANAGER), "fieldsV1": {"f:spec": {REPLICAS: {}}}} for entry in replica_writers(item)
+        {
+            **only(entry, MANAGER),
+            "fieldsV1": written_fields(entry, replicas=entry in replicas, words=entry in words),
+        }
+        for entry in as_objects(metadata.get("managedFields"))
+        if entry in replicas or entry in words
     ]
     return {**item, "metadata": metadata}
 
@@ -309,7 +316,11 @@ METADATA = ("name", "uid", "generation", "creationTimestamp", "deletionTimestamp
 def _prune_replica_set(item: Json) -> Json:
     metadata = metadata_of(item)
     return {
-        "metadata": {**only(metadata, METADATA), "annotations": only(metadata.get("annotations"), (REVISION,))},
+        "metadata": {
+            **only(metadata, METADATA),
+            "labels": only(metadata.get("labels"), (TEMPLATE_HASH,)),
+            "annotations": only(metadata.get("annotations"), (REVISION,)),
+        },
         "spec": only(item.get("spec"), ("replicas",)),
         "status": only(item.get("status"), ("replicas",)),
     }
@@ -322,7 +333,7 @@ def _prune_pod(item: Json) -> Json:
     return {
         "metadata": {
             **only(metadata, METADATA),
-            "labels": only(metadata.get("labels"), ("pod-template-hash",)),
+            "labels": only(metadata.get("labels"), (TEMPLATE_HASH,)),
             "annotations": only(metadata.get("annotations"), (ANNOTATION,)),
         },
         "spec": {**only(spec, ("nodeName",)), "containers": containers},

@@ -21,8 +21,8 @@ from autoscaler.sources.kubernetes_objects import (
     replica_writers,
     uid_of,
 )
-from autoscaler.sources.pod_template import drain_of, max_num_seqs_of
-from autoscaler.sources.rollout import condition_of, rollout_of
+from autoscaler.sources.pod_template import drain_of, max_num_seqs_of, template_of
+from autoscaler.sources.rollout import TEMPLATE_HASH, condition_of, rollout_of
 
 __all__ = ["RIGHTS", "DeploymentTarget", "pod_of", "target_status"]
 
@@ -124,6 +124,7 @@ def target_status(
         deployment_paused=spec.get("paused") is True,
         refused=_refusal(condition_of(status, "ReplicaFailure")),
         drain=drain_of(as_object(spec.get("template"))),
+        template=template_of(deployment, rollout.hash),
         other_owner=min(_scalers(hpas, name), default=""),
         scaled_by=scaled_by,
         scaled_at=scaled_at,
@@ -160,7 +161,7 @@ def pod_of(item: Json) -> Pod:
         oom_killed=any(_last_end(container) == "OOMKilled" for container in containers),
         unschedulable_at=_unschedulable_at(conditions.get("PodScheduled", {})),
         max_num_seqs=max_num_seqs_of(as_objects(spec.get("containers"))),
-        revision=str(as_object(metadata.get("labels")).get("pod-template-hash", "")),
+        revision=str(as_object(metadata.get("labels")).get(TEMPLATE_HASH, "")),
         deletion_cost=_deletion_cost(as_object(metadata.get("annotations")).get(ANNOTATION)),
     )
 

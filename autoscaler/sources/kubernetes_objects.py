@@ -8,6 +8,10 @@ from autoscaler.errors import TargetError
 Json = Mapping[str, Any]
 REPLICAS = "f:replicas"
 """`spec.replicas` among the fields of a manager, under `f:spec`."""
+CONTAINERS = ("f:spec", "f:template", "f:spec", "f:containers")
+"""The way to a pod template's containers among the fields of a manager."""
+WORDS = frozenset({"f:args", "f:command"})
+"""What starts a container, among its fields."""
 
 
 def as_object(value: object) -> Json:
@@ -51,6 +55,26 @@ def replica_writers(item: Json) -> Sequence[Json]:
     """Return the entries of `metadata.managedFields` whose manager has written `spec.replicas`, in their order."""
     entries = as_objects(metadata_of(item).get("managedFields"))
     return [entry for entry in entries if REPLICAS in as_object(as_object(entry.get("fieldsV1")).get("f:spec"))]
+
+
+def template_writers(item: Json) -> Sequence[Json]:
+    """Return the entries of `metadata.managedFields` whose manager has written a container's command or arguments."""
+    return [entry for entry in as_objects(metadata_of(item).get("managedFields")) if _writes_words(entry)]
+
+
+def _writes_words(entry: Json) -> bool:
+    part = as_object(entry.get("fieldsV1"))
+    for key in CONTAINERS:
+        part = as_object(part.get(key))
+    return any(not WORDS.isdisjoint(as_object(container)) for container in part.values())
+
+
+def written_fields(entry: Json, *, replicas: bool, words: bool) -> Json:
+    """Return an entry's `fieldsV1` cut down to what the two functions above look at."""
+    inner: Json = {"k": {key: {} for key in WORDS}}
+    for key in reversed(CONTAINERS[1:]):
+        inner = {key: inner}
+    return {"f:spec": {**({REPLICAS: {}} if replicas else {}), **(inner if words else {})}}
 
 
 def items_of(answer: Json) -> Sequence[Json]:

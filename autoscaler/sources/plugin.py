@@ -15,6 +15,8 @@ REFRESH_S = 10.0
 """A pod is asked so often: its limits change when we change them."""
 SEQS, TOKENS, CHUNK = "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"
 LARGEST = 2**31
+DEAD = frozenset({"engine_failed", "no_engine"})
+"""Reasons to be passive that end with the engine; the others stay as long as the release does."""
 _SHOWN = 200
 
 
@@ -77,7 +79,7 @@ class PluginSource:
 def limits_of(uid: str, answer: Answer) -> PodLimits:
     """Return the limits that a pod's answer says, or why it says none that can be moved."""
     if answer.status != 200:
-        return PodLimits(pod_uid=uid, refused=words_of(answer))
+        return PodLimits(pod_uid=uid, refused=words_of(answer), lacking=answer.status == 404)
     try:
         return _read(uid, answer.document)
     except StateError as error:
@@ -91,8 +93,9 @@ def _read(uid: str, state: Mapping[str, Any]) -> PodLimits:
         raise StateError(f"contract {contract!r:.20}, not {CONTRACT}")
     if state.get("status") != "active":
         reason = _mapping(state.get("reason") or {}, "reason")
-        words = f"passive: {reason.get('code', '')}: {reason.get('message', '')}"
-        return PodLimits(pod_uid=uid, refused=words[:_SHOWN])
+        code = reason.get("code", "")
+        words = f"passive: {code}: {reason.get('message', '')}"
+        return PodLimits(pod_uid=uid, refused=words[:_SHOWN], lacking=code not in DEAD)
     engines = state.get("engines")
     if not isinstance(engines, list) or not engines:
         raise StateError("no engines")

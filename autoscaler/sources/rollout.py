@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from autoscaler.sources.kubernetes_objects import Json, as_object, as_objects, count_of, metadata_of, uid_of
 
 REVISION = "deployment.kubernetes.io/revision"
+TEMPLATE_HASH = "pod-template-hash"
+"""The label by which a ReplicaSet's pods are told from those of another revision."""
 UNDER_WAY = frozenset({"NewReplicaSetCreated", "FoundNewReplicaSet", "ReplicaSetUpdated"})
 """Reasons of the condition Progressing until a rollout is complete. Scaling does not bring them back."""
 
@@ -19,12 +21,14 @@ class Rollout:
         mixed: pods of two revisions may be there, whether or not anything moves.
         failed: the Deployment's controller says that it makes no progress.
         newest: uid of the ReplicaSet of the newest revision; "" without any.
+        hash: that one's label `pod-template-hash`.
     """
 
     moving: bool
     mixed: bool
     failed: bool
     newest: str
+    hash: str = ""
 
 
 def rollout_of(deployment: Json, replica_sets: Collection[Json]) -> Rollout:
@@ -55,6 +59,7 @@ def rollout_of(deployment: Json, replica_sets: Collection[Json]) -> Rollout:
         mixed=older or (not paused and (unobserved or behind or recreating)),
         failed=progressing.get("status") == "False",
         newest="" if newest is None else uid_of(newest),
+        hash="" if newest is None else str(as_object(metadata_of(newest).get("labels")).get(TEMPLATE_HASH, "")),
     )
 
 

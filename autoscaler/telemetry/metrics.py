@@ -62,6 +62,7 @@ FAMILIES: tuple[Family, ...] = (
     _gauge("max_replicas", "Upper bound that holds now."),
     _gauge("batching_limit", "Batching limits that hold for the target, where the policy moves them.", "limit"),
     _gauge("batching_left_alone_pods", "Serving pods whose batching limits cannot be moved."),
+    _gauge("batching_applied", "1 while every serving pod has the batching limits of the pod template, else 0."),
     _gauge("step_time_seconds", "Learned time of an engine iteration: base, and per unit of work.", "term"),
     _gauge("step_time_rows", "Observations behind the learned iteration time."),
     _gauge("learned_horizon_seconds", "Learned time from ordered to ready, plus one interval."),
@@ -77,6 +78,7 @@ FAMILIES: tuple[Family, ...] = (
     _counter("decisions_total", "Decisions by primary reason; the sum is ticks_total.", "reason"),
     _counter("actions_total", "Actions by direction and outcome; the sum is ticks_total.", "direction", "outcome"),
     _counter("batching_decisions_total", "What was made of the batching limits, by reason.", "reason"),
+    _counter("batching_rollouts_total", "Batching limits that were written into the pod template.", "result"),
     _counter("batching_pods_total", "Pods that were told batching limits.", "result"),
     _counter("gaps_total", "Readings that were missing, stale or not believed.", "source", "signal", "reason"),
     _counter("deletion_costs_total", "Deletion costs of pods that steps down needed changed.", "result"),
@@ -105,6 +107,7 @@ ERROR_KINDS: frozenset[str] = frozenset(
 RELOAD_RESULTS: frozenset[str] = frozenset({"applied", "rejected"})
 EVENT_RESULTS: frozenset[str] = frozenset({"written", "failed", "dropped"})
 COST_RESULTS: frozenset[str] = frozenset({"written", "failed"})
+ROLLOUT_RESULTS: tuple[str, str, str] = ("begun", "kept", "rolled_back")
 TOLD_RESULTS: tuple[str, str] = ("taken", "failed")
 # Sources x signals x reasons has thousands of corners of which a target shows a handful. What comes after this many
 # is counted under `other`, so that the worst policy exports some 120 series.
@@ -225,6 +228,7 @@ SEEN: tuple[str, ...] = (
     "proposed_replicas",
     "batching_limit",
     "batching_left_alone_pods",
+    "batching_applied",
     "rollout_unhealthy",
     "unsafe_drain",
 )

@@ -25,6 +25,7 @@ from autoscaler.core.types import (
     Limits,
     Measured,
     Outcome,
+    RollOut,
     ScaleReplicas,
     Score,
     SetBatching,
@@ -39,6 +40,7 @@ from autoscaler.telemetry.metrics import (
     MAX_GAP_SERIES,
     OTHER,
     RELOAD_RESULTS,
+    ROLLOUT_RESULTS,
     SCORE_PARTS,
     SEEN,
     SIGNALS,
@@ -50,12 +52,14 @@ from autoscaler.telemetry.metrics import (
 
 MAX_COSTS, MAX_LEFT_ALONE = 5, 5
 """Deletion costs that a line names, and pods whose batching limits are left alone."""
-_ACTIONS = {"hold": "hold", "batching": "set_batching"}
+_ACTIONS = {"hold": "hold", "batching": "set_batching", "rollout": "roll_out"}
 
 
 def _direction(action: Action) -> str:
     if isinstance(action, ScaleReplicas):
         return "up" if action.to > action.seen else "down"
+    if isinstance(action, RollOut):
+        return "rollout"
     return "batching" if isinstance(action, SetBatching) else "hold"
 
 
@@ -156,6 +160,12 @@ def _gap_fields(gaps: Iterable[Gap]) -> dict[str, dict[str, object]]:
     return found
 
 
+def rollout_result(action: RollOut) -> str:
+    """Return what a write to the pod template is to the rollout: its begin, its end, or the way back."""
+    begun, kept, rolled_back = ROLLOUT_RESULTS
+    return rolled_back if action.back else begun if action.restarts else kept
+
+
 def _cost_fields(action: Action) -> list[str] | None:
     """Return the deletion costs to be changed, the first in words; None without any."""
     costs = action.costs if isinstance(action, ScaleReplicas) else ()
@@ -181,6 +191,8 @@ def _batching_fields(batching: Batching | None) -> dict[str, object] | None:
             pods=len(batching.pods) or None,
             detail=batching.detail or None,
             left_alone=[f"{pod}: {reason}" for pod, reason in batching.left_alone[:MAX_LEFT_ALONE]] or None,
+            applied=batching.applied,
+            verified=batching.verified,
         ),
         **({} if measured is None else _measured_fields(measured)),
     }
@@ -530,6 +542,8 @@ class Telemetry:
             self._metrics.set("batching_limit", policy, getattr(limits, name), name)
         left = None if decision.batching is None else len(decision.batching.left_alone)
         self._metrics.set("batching_left_alone_pods", policy, left)
+        applied = None if decision.batching is None else decision.batching.applied
+        self._metrics.set("batching_applied", policy, applied)
         for name, term in (("itl", demand.itl), ("kv", demand.kv), ("sequences", demand.sequences)):
             self._metrics.set("demand_replicas", policy, term, name)
 
@@ -545,6 +559,8 @@ class Telemetry:
         self._metrics.add("actions_total", policy, _direction(decision.action), str(outcome))
         if decision.batching is not None:
             self._metrics.add("batching_decisions_total", policy, str(decision.batching.reason))
+        if isinstance(decision.action, RollOut) and outcome is Outcome.APPLIED:
+            self._metrics.add("batching_rollouts_total", policy, rollout_result(decision.action))
         if decision.change is not None:
             self._metrics.add("foreign_changes_total", policy, "undid" if decision.change.undid else "changed")
         for gap in (*snapshot.gaps, *_core_gaps(decision)):

@@ -47,6 +47,7 @@ from autoscaler.core.types import (
     PodBatching,
     Proposal,
     Reason,
+    RollOut,
     ScaleReplicas,
     Score,
     SetBatching,
@@ -530,3 +531,50 @@ def test_limits_that_were_set_have_one(outcome: Outcome, told: list[str]) -> Non
     assert [note.reason for note in notes] == told
     words = "batching limits from seqs 64 to seqs 20: lower_preemptions, kv_bound; 44 preemptions"
     assert [note.message for note in notes] == [words] * len(told)
+
+
+ROLLED = Limits(max_num_seqs=64), Limits(max_num_seqs=96)
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome", "told", "words"),
+    [
+        pytest.param(
+            {}, Outcome.APPLIED, ["BatchingRollout"], "rolling restart: batching limits from seqs 64 to", id="begun"
+        ),
+        pytest.param({"back": True}, Outcome.APPLIED, ["BatchingRolledBack"], "rolling restart: ", id="taken back"),
+        pytest.param(
+            {"limits": ROLLED[0]}, Outcome.APPLIED, ["BatchingRolloutKept"], "rollout of seqs 96 is kept", id="kept"
+        ),
+        pytest.param({}, Outcome.SIMULATED, [], "", id="a dry run"),
+        pytest.param({}, Outcome.FAILED, [], "", id="refused"),
+    ],
+)
+def test_limits_that_were_rolled_out_have_one(
+    action: dict[str, Any], outcome: Outcome, told: list[str], words: str
+) -> None:
+    before, after = ROLLED
+    roll_out = RollOut(**{"uid": "u", "container": "vllm", "seen": before, "limits": after, "note": "{}", **action})
+    batching = Batching(
+        bound=Bound.SEQUENCES, reason=BatchReason.RAISE_SEQUENCES, limits=before, wanted=after, roll_out=roll_out
+    )
+    notes = list(Changes(POLICY).notes(a_snapshot(), a_decision(action=roll_out, batching=batching), outcome, ""))
+    assert [note.reason for note in notes] == told
+    assert all(note.message.startswith(words) for note in notes)
+    assert all(note.warning is roll_out.back for note in notes)
+
+
+def test_a_rollout_that_waits_for_a_person_has_one() -> None:
+    standing = Standing(up=True, to=96, made_at=1000.0, expires_at=1600.0, wished_at=1000.0)
+    batching = Batching(
+        bound=Bound.SEQUENCES, reason=BatchReason.AWAITING_APPROVAL, detail="raise to 96", standing=standing
+    )
+    changes = Changes(POLICY)
+    found = [
+        note
+        for at in (1000.0, 1005.0)
+        for note in changes.notes(a_snapshot(at), a_decision(batching=batching), Outcome.UNCHANGED, "")
+    ]
+    assert [note.reason for note in found] == ["AwaitingApproval"]
+    command = f"kubectl -n serving annotate deployment chat --overwrite autoscaler/approve=limits-{standing.id}"
+    assert found[0].message == f"proposes a rolling restart: raise to 96; to approve: {command}"

@@ -14,6 +14,7 @@ import pytest
 from autoscaler.actuators.deletion_cost import RIGHTS as MARKS
 from autoscaler.actuators.deployment import RIGHTS as WRITES
 from autoscaler.actuators.events import RIGHTS as TELLS
+from autoscaler.actuators.rollout import RIGHTS as ROLLS
 from autoscaler.cli.doctor import needed_rights
 from autoscaler.cli.main import run
 from autoscaler.lease import RIGHTS as ELECTS
@@ -116,7 +117,8 @@ def test_a_good_policy_has_no_problem_and_nothing_is_written(
 
 def test_it_asks_for_every_right_of_every_table(world: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     assert needed_rights(acting=True) >= READS | WRITES | TELLS
-    assert needed_rights(acting=False) == needed_rights(acting=False, marking=True) == READS
+    assert needed_rights(acting=False) == needed_rights(acting=False, marking=True, rolling=True) == READS
+    assert needed_rights(acting=True, rolling=True) - needed_rights(acting=True) == ROLLS
     assert needed_rights(acting=True, marking=True) == needed_rights(acting=True) | MARKS
     assert not needed_rights(acting=True) & MARKS
     findings(world, capsys, str(world.policy()))

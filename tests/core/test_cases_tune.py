@@ -4,12 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from autoscaler.actuators.events import ROLLED_BACK, Changes
+from autoscaler.core.arguments import read_engine, with_limits
 from autoscaler.core.batching import unstartable
-from autoscaler.core.policy import LimitBounds, ReplicaBounds
-from autoscaler.core.types import BatchReason, Hold, Limits, Reason, ScaleReplicas, SetBatching
+from autoscaler.core.policy import BatchingMode, LimitBounds, ReplicaBounds, Sizing
+from autoscaler.core.tuning import DAY_S
+from autoscaler.core.types import BatchReason, Hold, Limits, Outcome, Reason, RollOut, ScaleReplicas, SetBatching
+from autoscaler.telemetry.report import rollout_result
 from tests.core.test_batching import CEILING, POLICY, QUEUE, RAISE, STORM, a_world, batching, lowered, moved, until
-from tests.core.world import loading
+from tests.core.test_rollout import ROLLS, begun
+from tests.core.test_rollout import a_world as rolling_world
+from tests.core.world import RollingWorld, loading
 
+BY_TEMPLATE = replace(ROLLS.batching, mode=BatchingMode.ROLLOUT)
 FEW_TOKENS = replace(POLICY.batching, tokens=LimitBounds(min=1))
 
 
@@ -125,3 +132,168 @@ class TestC118PreemptionsRiseWithAFullCache:
         world = lowered(a_world(kv=0.30, waiting=30.0, running=32.0), 32)
         cap = moved(until(world, RAISE)).max_num_seqs or 0
         assert 32 < cap <= (CEILING.max_num_seqs or 0)
+
+
+class TestC114AHigherSequenceLimitCrashesTheNewPods:
+    """Back at once, not again with this image and these arguments, and no growth on the bad revision."""
+
+    def crashing(self) -> RollingWorld:
+        """Return a world in which more than 512 sequences end an engine at start, right after that was rolled out."""
+        busy = QUEUE | {"running": 512.0, "capacity": 1e7, "kv": 0.4}
+        world = rolling_world(limits=Limits(max_num_seqs=512, max_num_batched_tokens=8192), **busy)
+        world.crashes = lambda limits: (limits.max_num_seqs or 0) > 512
+        assert begun(world).limits.max_num_seqs == 1024
+        return world
+
+    def test_c114_rolled_back_within_the_observation_window(self) -> None:
+        world = self.crashing()
+        begun_at = world.rollouts[0][0]
+        serving = []
+        while world.template.limits.max_num_seqs != 512:
+            world.tick()
+            serving.append(sum(pod.ready for pod in world.pods))
+        assert [pod.restarts for pod in world.pods if not pod.ready] == [2]
+        assert world.at - begun_at < 300.0
+        assert set(serving) == {2}
+        assert [action.back for _, action in world.rollouts] == [False, True]
+
+    def test_c114_growth_is_frozen_on_the_bad_revision(self) -> None:
+        world = self.crashing()
+        while not any(pod.restarts for pod in world.pods):
+            world.tick()
+        world.policy = replace(ROLLS, replicas=ReplicaBounds(min=2, max=8), sizing=Sizing.SCORE)
+        world.set(waiting=500.0, kv=0.97, ttft_s=9.0)
+        decisions = []
+        while world.template.limits.max_num_seqs != 512:
+            decisions.append(world.tick())
+        assert {decision.proposal.wished for decision in decisions} == {4}
+        assert {decision.reason for decision in decisions[-3:]} == {Reason.ROLLOUT_UNHEALTHY}
+        assert not any(isinstance(decision.action, ScaleReplicas) for decision in decisions)
+        # On the revision from before there is nothing against it.
+        assert any(isinstance(decision.action, ScaleReplicas) for decision in world.run(40))
+
+    def test_c114_not_again_until_the_image_or_the_arguments_change(self) -> None:
+        world = self.crashing()
+        until(world, BatchReason.ROLLED_BACK)
+        seen = [batching(decision).reason for decision in world.run(200)]
+        assert BatchReason.BLACKLISTED in seen
+        assert len(world.rollouts) == 2
+        world.at += DAY_S  # and the same on the next day
+        assert BatchReason.BLACKLISTED in [batching(decision).reason for decision in world.run(200)]
+        assert len(world.rollouts) == 2
+        world.template = replace(world.template, print="another image")
+        assert begun(world).limits.max_num_seqs == 1024
+
+    def test_c114_one_event_and_one_counter(self) -> None:
+        world = self.crashing()
+        taken = [(decision, world.snapshot()) for decision in world.run(60)]
+        changes = Changes(world.policy)
+        notes = [
+            note
+            for decision, snapshot in taken
+            for note in changes.notes(snapshot, decision, Outcome.APPLIED, "")
+            if note.reason == ROLLED_BACK
+        ]
+        assert [note.warning for note in notes] == [True]
+        assert "does not start" in notes[0].message
+        backs = [decision.action for decision, _ in taken if isinstance(decision.action, RollOut)]
+        assert [rollout_result(action) for action in backs] == ["rolled_back"]
+
+
+class TestC116RollingOutAndScalingAtTheSameTime:
+    """A rollout of limits waits for replicas, and no replica goes while it is under way."""
+
+    def test_c116_no_rollout_in_a_tick_that_scales(self) -> None:
+        world = rolling_world(**QUEUE)
+        while batching(world.decide()).roll_out is None:
+            world.tick()
+        world.policy = replace(ROLLS, replicas=ReplicaBounds(min=5, max=8))
+        decision = world.tick()
+        assert isinstance(decision.action, ScaleReplicas)
+        assert batching(decision).reason is BatchReason.REPLICAS_FIRST
+        assert world.rollouts == []
+
+    def test_c116_no_shrink_while_ours_is_under_way(self) -> None:
+        world = rolling_world(replace(ROLLS, replicas=ReplicaBounds(min=1, max=2)), **QUEUE)
+        begun(world)
+        world.load_s = 1e9
+        world.set(running=0.0, waiting=0.0, kv=0.0, token_rate=0.0, prompt_rate=0.0, request_rate=0.0, step_rate=0.0)
+        decisions = world.run(150)
+        assert {type(decision.action) for decision in decisions} == {Hold}
+        assert Reason.ROLLOUT in {decision.reason for decision in decisions}
+
+
+class TestC119AConfigurationDropsFalse:
+    """What is off is said, or the change is refused; and an effect is never assumed."""
+
+    def test_c119_off_is_written_out(self) -> None:
+        words = ["--max-num-seqs", "64", "--long-prefill-token-threshold=512"]
+        off = Limits(max_num_seqs=64, long_prefill_token_threshold=0)
+        assert with_limits(words, off)[-1] == "--long-prefill-token-threshold=0"
+
+    def test_c119_what_a_file_may_say_cannot_be_expressed(self) -> None:
+        said = read_engine(["serve", "--config", "engine.yaml", "--max-num-seqs=64"])
+        assert said.chunked_prefill is None
+        world = rolling_world(**QUEUE)
+        world.template = replace(world.template, fixed=said.fixed)
+        decisions = world.run(40)
+        assert {batching(decision).reason for decision in decisions[-20:]} == {BatchReason.NOT_EXPRESSIBLE}
+        assert "--config engine.yaml may set --max-num-batched-tokens" in batching(decisions[-1]).detail
+
+    @pytest.mark.parametrize(
+        ("reads", "ceiling", "verified"),
+        [
+            pytest.param({}, None, None, id="nothing shows it"),
+            pytest.param({"running": 30.0}, None, True, id="more run than could before"),
+            pytest.param({"running": 40.0}, None, None, id="more run than may now"),
+            pytest.param({}, Limits(max_num_seqs=32, max_num_batched_tokens=2048), True, id="a plugin says it"),
+        ],
+    )
+    def test_c119_the_effective_value_is_verified_or_told_as_unverified(
+        self, reads: dict[str, float], ceiling: Limits | None, verified: bool | None
+    ) -> None:
+        world = rolling_world(replace(ROLLS, batching=BY_TEMPLATE), **QUEUE)
+        world.reads = lambda limits: {"waiting": 0.0, **reads} if limits.max_num_seqs == 32 else None
+        begun(world)
+        world.ceiling = ceiling
+        kept = batching(until(world, BatchReason.KEPT))
+        assert kept.verified is verified
+        assert kept.detail.rpartition("; ")[2].startswith("verified" if verified else "unverified")
+        assert {batching(decision).verified for decision in world.run(5)} == {verified}
+
+    def test_c119_engines_that_run_with_another_value_are_taken_back(self) -> None:
+        world = rolling_world(replace(ROLLS, batching=BY_TEMPLATE), **QUEUE)
+        begun(world)
+        world.ceiling = Limits(max_num_seqs=16, max_num_batched_tokens=2048)
+        decision = until(world, BatchReason.ROLLED_BACK)
+        assert batching(decision).detail == "the engines do not run with seqs 32, tokens 2048"
+
+
+class TestC120AMountedFileNeverChangesInThePod:
+    """Values that an engine reads from a file are not ours to move; and nothing counts until new pods run with it."""
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            pytest.param(["vllm", "serve", "--config", "/etc/vllm/engine.yaml"], id="a mounted file"),
+            pytest.param(["sh", "-c", ". /etc/vllm/env; exec vllm serve --max-num-seqs $SEQS"], id="a script"),
+            pytest.param(["vllm", "serve", "--max-num-seqs=$(SEQS)"], id="a variable of a ConfigMap"),
+        ],
+    )
+    def test_c120_refused(self, words: list[str]) -> None:
+        world = rolling_world(**QUEUE)
+        world.template = replace(world.template, fixed=read_engine(words).fixed)
+        decisions = world.run(40)
+        assert batching(decisions[-1]).reason is BatchReason.NOT_EXPRESSIBLE
+        assert world.rollouts == []
+
+    def test_c120_not_applied_until_new_pods_serve_and_nothing_else_is_tried(self) -> None:
+        world = rolling_world(**QUEUE)
+        begun(world)
+        seen: list[tuple[bool | None, BatchReason]] = []
+        while any(pod.revision != world.template.revision for pod in world.pods) or len(seen) < 2:
+            decision = world.tick()
+            seen.append((batching(decision).applied, batching(decision).reason))
+        assert set(seen[:-1]) == {(False, BatchReason.ROLLING_OUT)}
+        assert batching(world.tick()).applied is True
+        assert len(world.rollouts) == 1

@@ -1,5 +1,6 @@
 """A small world for tests of the core: pods and engines whose readings are set by hand. No model of an engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,11 +39,13 @@ from autoscaler.core.types import (
     Pod,
     PodLimits,
     PodPhase,
+    RollOut,
     Sample,
     ScaleReplicas,
     SetBatching,
     Snapshot,
     TargetStatus,
+    Template,
 )
 
 START = 1_764_500_000.0
@@ -285,12 +288,20 @@ class World:
             outcome = self.outcome or (Outcome.APPLIED if apply else Outcome.SIMULATED)
             if outcome is Outcome.APPLIED:
                 self.told |= {one.uid: one.limits for one in decision.action.pods if one.uid not in self.deaf}
+        elif isinstance(decision.action, RollOut):
+            outcome = self.outcome or (Outcome.APPLIED if apply else Outcome.SIMULATED)
+            if outcome is Outcome.APPLIED:
+                self.roll_out(decision.action)
         self.state = advance(self.policy, self.state, decision, outcome)
         step = self.policy.interval_s if seconds is None else seconds
         for engine in self.engines.values():
             engine.run(step)
         self.at += step
         return decision
+
+    def roll_out(self, action: RollOut) -> None:
+        """Take a write to the pod template up."""
+        raise NotImplementedError(action)
 
     def run(self, ticks: int, *, apply: bool = True) -> list[Decision]:
         """Return the decisions of so many ticks."""
@@ -333,6 +344,88 @@ class LoadingWorld(World):
             if one.ready and one.uid not in self.engines:
                 self.engines[one.uid] = Engine()
         return super().decide()
+
+
+class RollingWorld(World):
+    """As `World`, with a pod template whose pods have no plugin. A rollout replaces one pod after the other.
+
+    Attributes:
+        template: what the Deployment's template says now.
+        load_s: from a new pod's creation to ready.
+        crashes: tells of limits whether an engine ends at start with them; of memory where it says so.
+        reads: returns an engine's readings with these limits; None leaves them.
+        stuck: no node has room for another pod.
+    """
+
+    load_s = 30.0
+
+    def __init__(self, policy: Policy, replicas: int, limits: Limits) -> None:
+        super().__init__(policy, replicas)
+        self.template = Template(
+            container="vllm", limits=limits, chunked_prefill=True, max_surge=1, print="print", revision=f"rev {limits}"
+        )
+        self.pods = [replace(one, revision=self.template.revision) for one in self.pods]
+        self.crashes: Callable[[Limits], bool] = lambda _limits: False
+        self.reads: Callable[[Limits], dict[str, float] | None] = lambda _limits: None
+        self.stuck = False
+        self.rollouts: list[tuple[float, RollOut]] = []
+        self.notes: list[tuple[float, RollOut]] = []
+
+    def snapshot(self) -> Snapshot:
+        self._roll()
+        self.status["template"] = self.template
+        self.status["rollout"] = any(one.revision != self.template.revision for one in self.pods)
+        newest = [one for one in self.pods if one.revision == self.template.revision]
+        self.status["rollout_unhealthy"] = bool(self.status["rollout"]) and any(
+            not one.ready and bool(one.waiting_reason or one.restarts) for one in newest
+        )
+        return super().snapshot()
+
+    def limits(self) -> tuple[PodLimits, ...]:
+        """Return that there is no plugin in any ready pod, unless `ceiling` says what they started with."""
+        if self.ceiling is not None:
+            return super().limits()
+        refused = "the plugin is not there (HTTP 404)"
+        return tuple(PodLimits(pod_uid=one.uid, refused=refused, lacking=True) for one in self.pods if one.ready)
+
+    def roll_out(self, action: RollOut) -> None:
+        """Take a write to the template up; the same limits make the same revision again."""
+        (self.rollouts if action.restarts else self.notes).append((self.at, action))
+        revision = f"rev {action.limits}" if action.restarts else self.template.revision
+        self.template = replace(self.template, limits=action.limits, note=action.note, revision=revision)
+
+    def scale(self, replicas: int) -> None:
+        super().scale(replicas)
+        self.pods = [one if one.revision else replace(one, revision=self.template.revision) for one in self.pods]
+
+    def _roll(self) -> None:
+        """Take the rollout as far as it has come by now: a surplus of pods is taken from those that are worth least."""
+        newest, limits = self.template.revision, self.template.limits
+        for index, one in enumerate(self.pods):
+            if one.ready or one.revision != newest or self.stuck or self.at - one.created_at < self.load_s:
+                continue
+            if self.crashes(limits):
+                restarts = int((self.at - one.created_at) / self.load_s)
+                reason = "CrashLoopBackOff" if restarts > 1 else ""
+                self.pods[index] = replace(one, restarts=restarts, waiting_reason=reason)
+                continue
+            self.pods[index] = replace(one, ready=True, was_ready=True, ready_at=self.at)
+            self.engines[one.uid] = replace(next(iter(self.engines.values()), Engine()))
+            for name, value in (self.reads(limits) or {}).items():
+                setattr(self.engines[one.uid], name, value)
+        self.pods = [one for one in self.pods if one.ready or one.revision == newest]
+        ranked = sorted(self.pods, key=lambda one: (one.ready, one.revision == newest))
+        ready = sum(one.ready for one in self.pods)
+        rolling = any(one.revision != newest for one in self.pods)
+        surplus = len(self.pods) - self.replicas if ready >= self.replicas and not rolling else ready - self.replicas
+        for one in [one for one in ranked if not rolling or one.ready][: max(0, surplus)]:
+            self.pods.remove(one)
+            self.engines.pop(one.uid, None)
+        if any(one.revision != newest for one in self.pods) and len(self.pods) <= self.replicas:
+            name = f"{self.policy.target.deployment}-{int(self.at)}-{len(self.rollouts)}"
+            phase = PodPhase.PENDING if self.stuck else PodPhase.RUNNING
+            since = self.at if self.stuck else None
+            self.pods.append(loading(name, self.at, revision=newest, phase=phase, unschedulable_at=since))
 
 
 def column(snapshot: Snapshot, name: str) -> np.ndarray:

@@ -148,7 +148,7 @@ async def test_a_route_that_is_none_of_ours_is_told_apart(
     pod: PluginPod, access: PluginAccess, status: int, body: bytes, words: str
 ) -> None:
     pod.answer = (status, body)
-    assert await read(pod, access) == (PodLimits(pod_uid="a", refused=words),)
+    assert await read(pod, access) == (PodLimits(pod_uid="a", refused=words, lacking=status == 404),)
 
 
 def state(**changes: Any) -> dict[str, Any]:
@@ -180,6 +180,19 @@ def state(**changes: Any) -> dict[str, Any]:
 def test_a_state_that_lies_is_not_believed(changes: dict[str, Any], words: str) -> None:
     said = limits_of("a", Answer(200, state(**changes)))
     assert said == PodLimits(pod_uid="a", refused=f"its state cannot be read: {words}")
+
+
+@pytest.mark.parametrize(
+    ("code", "lacking"),
+    [
+        pytest.param("missing_attribute", True, id="a release that it does not know"),
+        pytest.param("engine_failed", False, id="an engine that is dead now"),
+    ],
+)
+def test_a_plugin_that_moves_nothing_is_as_good_as_none(code: str, lacking: bool) -> None:
+    passive = {**state(), "status": "passive", "reason": {"code": code, "message": "why"}}
+    said = limits_of("a", Answer(200, passive))
+    assert said == PodLimits(pod_uid="a", refused=f"passive: {code}: why", lacking=lacking)
 
 
 def test_what_is_not_yet_taken_up_is_what_it_obeys() -> None:
