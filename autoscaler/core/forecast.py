@@ -41,7 +41,7 @@ def forecast_demand(
 
     Each term has its own level, slope and deviation by least squares over the bins of its regime; the slope is shrunk
     by two standard errors. The margin is the larger of the residual deviation and what the 95 % quantile of the
-    target's own relative forecast errors, which are given in ascending order, stands for.
+    target's own relative forecast errors, which are given in ascending order, stands for. Spare replicas are on top.
     """
     if window.latest.gap is not None:
         return Forecast(horizon_s=horizon_s, gap=window.latest.gap, regimes=regimes)
@@ -62,8 +62,8 @@ def forecast_demand(
         level=level,
         top=max(views)[0],
         sigma=sigma,
-        up=_whole((top + prediction.z_up * sigma) / prediction.utilization),
-        keep=_whole(keep / prediction.utilization),
+        up=_whole((top + prediction.z_up * sigma) / prediction.utilization) + prediction.spare,
+        keep=_whole(keep / prediction.utilization) + prediction.spare,
         changed=len(likely) > len(fits),
         regimes=tuple(fit.regime for fit in fits),
     )

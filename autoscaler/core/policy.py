@@ -477,6 +477,7 @@ class Prediction:
         max_horizon_s: the learned horizon is never above.
         z_up: margin to grow to, in standard deviations.
         z_keep: margin to keep, in standard deviations; the difference to `z_up` is the dead band.
+        spare: replicas beyond those, for a surge that comes faster than a replica starts.
         utilization: share of the fluid capacity that is planned for.
         error_quantile: quantile of the target's own forecast errors that widens the margin.
         error_cap: that quantile counts as at most this share of the forecast.
@@ -497,6 +498,7 @@ class Prediction:
     max_horizon_s: float = 600.0
     z_up: float = 1.2
     z_keep: float = 3.2
+    spare: int = 0
     utilization: float = 0.93
     error_quantile: float = 0.95
     error_cap: float = 0.15
@@ -924,6 +926,7 @@ _NOT_NEGATIVE = (
     "scale_down.drain_s",
     "cooldown_s",
     "prediction.z_up",
+    "prediction.spare",
     "prediction.score_horizon_s",
     "demand.prior.cp",
     "demand.prior.cb",

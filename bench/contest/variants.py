@@ -97,6 +97,7 @@ ABLATIONS: Mapping[str, Variant] = {
     "ours with emergency window 60 s": _set(
         "an emergency measures what arrives over a minute", {"emergency.window_s": 60.0}
     ),
+    "ours with a spare": _set("keeps a replica more than it would", {"prediction.spare": 1}),
     "ours with error cap 1": _set("trusts its own errors up to the whole of demand", {"prediction.error_cap": 1.0}),
     BATCHING: _set("moves the engines' batching limits as well, by the plugin", {"batching.mode": "live"}),
     "ours each 15 s": _set("decides every 15 s", {"interval_s": 15.0}),

@@ -1,6 +1,7 @@
 """Forecasts: least squares, regimes, margins, the learned horizon, and how forecasts are judged."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,14 @@ def test_dead_band_between_up_and_keep() -> None:
     # sd 0.06 x 22: up (22 + 1.2 x 1.32) / 0.93 = 25.4; keep (22 + 3.2 x 1.32) / 0.93 = 28.2.
     found = forecast([22.0] * 10)
     assert (found.up, found.keep) == (26, 29)
+
+
+def test_a_spare_is_on_top_of_both_and_of_an_idle_target() -> None:
+    two = replace(POLICY, prediction=replace(POLICY.prediction, spare=2))
+    assert [(one.up, one.keep) for one in (forecast(FLAT, policy=two), forecast([0.0] * 10, policy=two))] == [
+        (7, 8),
+        (2, 2),
+    ]
 
 
 @pytest.mark.parametrize(
