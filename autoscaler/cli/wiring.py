@@ -59,7 +59,7 @@ def live_parts(
         limited: is told the policy, a pod that was told batching limits, and "" or why it did not take them.
     """
     return Parts(
-        target=DeploymentTarget(caches, policy.target),
+        target=DeploymentTarget(caches, policy.target, templates=policy.batching.rolls_out),
         sources=live_sources(policy, clock),
         actuator=_actuator(policy, caches.api, clock, dry_run or policy.dry_run, marked, limited),
     )

@@ -109,7 +109,7 @@ def _lowest(ceiling: int | None, bounds: LimitBounds) -> int | None:
 def crowd(tick: Tick) -> int | None:
     """Return the sequences of one engine above which more only wait for blocks of the KV cache; None where unknown.
 
-    By the engines' own number of blocks and the requests of the last minute, in whole blocks. Worked: 20 480 tokens,
+    By the engines' own tokens and the requests of the policy's window, in whole blocks. Worked: 20 480 tokens,
     requests of 964: 1279 blocks of 16, 61 a request, 20 at full length, 40.
     """
     tokens, joined = tick.facts.kv_tokens, tick.state.joined

@@ -38,14 +38,18 @@ INT32 = re.compile(r"0|[1-9][0-9]{0,9}|-[0-9]{1,10}")
 class DeploymentTarget:
     """Reads one Deployment from the cache of its namespace: without a request, but for one after each write to it.
 
+    Args:
+        templates: what the pod template says of batching limits is wanted too.
+
     Attributes:
         hpa_visible: whether HorizontalPodAutoscalers could be seen at the last read; None before the first. Where they
             could not, because the right is missing or the cluster has no autoscaling/v2, `other_owner` stays "".
     """
 
-    def __init__(self, caches: ClusterCaches, ref: TargetRef) -> None:
+    def __init__(self, caches: ClusterCaches, ref: TargetRef, *, templates: bool = False) -> None:
         self._caches = caches
         self._ref = ref
+        self._templates = templates
         self._path = DEPLOYMENT.format(namespace=quote(ref.namespace, safe=""), name=quote(ref.deployment, safe=""))
         self._cache: ClusterCache | None = None
         self._known_writes = 0
@@ -75,7 +79,11 @@ class DeploymentTarget:
         if deployment is None:
             raise TargetError("target_not_found", f'deployments.apps "{self._ref.deployment}" not found')
         return target_status(
-            deployment, cache.replica_sets.items.values(), cache.pods.items.values(), cache.hpas.items.values()
+            deployment,
+            cache.replica_sets.items.values(),
+            cache.pods.items.values(),
+            cache.hpas.items.values(),
+            templates=self._templates,
         )
 
     async def close(self) -> None:
@@ -86,7 +94,12 @@ class DeploymentTarget:
 
 
 def target_status(
-    deployment: Json, replica_sets: Iterable[Json], pods: Iterable[Json], hpas: Iterable[Json]
+    deployment: Json,
+    replica_sets: Iterable[Json],
+    pods: Iterable[Json],
+    hpas: Iterable[Json],
+    *,
+    templates: bool = False,
 ) -> TargetStatus:
     """Return what the API's objects say of the target; the lists may hold what belongs to others.
 
@@ -96,6 +109,9 @@ def target_status(
     `rollout` is true while the newest generation was not yet seen by the Deployment's controller, or an older revision
     still has replicas, wanted or living. Pods of the newest revision that only load are supply under way, whether
     a rollout or a scale-up ordered them; but of a `Recreate` rollout, which has no older pods to go by, they are part.
+
+    Args:
+        templates: what the pod template says of batching limits is wanted too.
     Raises TargetError for a Deployment that is incomplete or being deleted.
     """
     metadata, spec, status = (as_object(deployment.get(part)) for part in ("metadata", "spec", "status"))
@@ -124,7 +140,7 @@ def target_status(
         deployment_paused=spec.get("paused") is True,
         refused=_refusal(condition_of(status, "ReplicaFailure")),
         drain=drain_of(as_object(spec.get("template"))),
-        template=template_of(deployment, rollout.hash),
+        template=template_of(deployment, rollout.hash) if templates else None,
         other_owner=min(_scalers(hpas, name), default=""),
         scaled_by=scaled_by,
         scaled_at=scaled_at,

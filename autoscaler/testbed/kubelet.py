@@ -20,6 +20,7 @@ Annotations of a pod that override the defaults, usually set in a pod template:
     fake-kubelet/backoff-seconds      before the second restart; doubled with each, at most 300
     fake-kubelet/fail                 "pull" (ImagePullBackOff for ever), "never-ready", "crash" (ends instead of
                                       becoming ready, again and again), "oom" (the same, killed for memory)
+    fake-kubelet/most-seqs            "crash" for a pod whose arguments say a higher --max-num-seqs
 
 `POST http://<podIP>:<port>/fake` with a JSON object changes a ready pod: the numbers of `engine.Load`, `"ready": false`
 for a readiness probe that fails, `"crash": "Error"` or `"OOMKilled"` for a container that ends and starts again.
@@ -45,6 +46,7 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
+from autoscaler.core.arguments import read_engine
 from autoscaler.testbed.api import MERGE, STRATEGIC, Api, ApiError, Json
 from autoscaler.testbed.engine import Engine, EngineServer, FakeEngine
 
@@ -277,7 +279,7 @@ class FakeKubelet:
 
     async def _run(self, pod: FakePod) -> None:
         """Live a pod's life, up to its deletion. A pod that is ready already goes on, as after a kubelet's restart."""
-        fail, runs = pod.text("fail"), _is_ready(pod)
+        fail, runs = "crash" if _asks_too_much(pod) else pod.text("fail"), _is_ready(pod)
         if not runs:
             await self._write(pod, "Pending", waiting="ContainerCreating")
             await asyncio.sleep(pod.seconds("pull", self._settings.pull_s))
@@ -439,6 +441,16 @@ def _condition(pod: FakePod, kind: str, value: bool) -> Json:
     changed = before["lastTransitionTime"] if same else stamp()
     reason = {"reason": "ContainersNotReady"} if "Ready" in kind and not value else {"reason": None}
     return {"type": kind, "status": str(value), "lastTransitionTime": changed, **reason}
+
+
+def _asks_too_much(pod: FakePod) -> bool:
+    """Return whether an engine is to be started with more sequences than it would bear."""
+    most = pod.text("most-seqs")
+    said = [
+        read_engine([*(one.get("command") or ()), *(one.get("args") or ())]).limits.max_num_seqs or 0
+        for one in pod.item["spec"]["containers"]
+    ]
+    return bool(most) and max(said) > int(most)
 
 
 def _is_ready(pod: FakePod) -> bool:

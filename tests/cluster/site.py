@@ -10,7 +10,7 @@ from tests.cluster.manifests import Place, Right
 
 ROOT = Path(__file__).parents[2]
 BASE, LIVE = str(ROOT / "deploy/base"), str(ROOT / "deploy/overlays/live")
-GENTLE = str(ROOT / "deploy/components/gentle")
+GENTLE, ROLLOUT = str(ROOT / "deploy/components/gentle"), str(ROOT / "deploy/components/rollout")
 SCALE_WRITE = ("apps", "deployments/scale", "patch")
 
 

@@ -26,6 +26,7 @@ from autoscaler.core.types import (
     Sample,
     Snapshot,
     TargetStatus,
+    Template,
 )
 
 AT = 1764500000.0
@@ -37,6 +38,7 @@ SCALED = replace(
     TARGET,
     current_replicas=3,
     drain=Drain(grace_s=330.0, pre_stop_s=None),
+    template=Template(limits=Limits(max_num_seqs=64), chunked_prefill=None, max_surge=1, note='{"version":1}'),
     refused="quota",
     scaled_by="autoscaler",
     scaled_at=AT + 3.0,

@@ -51,6 +51,14 @@ def test_a_healthy_target_is_read_in_full() -> None:
     assert [member.name for member in status.pods] == ["a", "b"]
 
 
+def test_the_template_is_read_where_it_is_asked_for() -> None:
+    sets = [replica_set("old", revision=1, wanted=0), replica_set("new", revision=2)]
+    assert target_status(deployment(), sets, [], []).template is None
+    template = target_status(deployment(), sets, [], [], templates=True).template
+    assert template is not None
+    assert (template.revision, template.fixed) == ("new", "the pod template has no containers")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
