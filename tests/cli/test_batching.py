@@ -145,7 +145,7 @@ async def test_a_policy_that_rolls_limits_out(
                 found.append(await parts.actuator.apply(action))
             except ActuationError as error:
                 found.append(error.reason)
-        assert tuple(found) == outcomes
-        assert api.deployment["spec"]["template"]["spec"]["containers"][0]["args"] == args
         await parts.close()
         await client.close()
+    assert tuple(found) == outcomes
+    assert api.deployment["spec"]["template"]["spec"]["containers"][0]["args"] == args

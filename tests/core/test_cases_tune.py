@@ -175,11 +175,11 @@ class TestC114AHigherSequenceLimitCrashesTheNewPods:
     def test_c114_not_again_until_the_image_or_the_arguments_change(self) -> None:
         world = self.crashing()
         until(world, BatchReason.ROLLED_BACK)
-        seen = [batching(decision).reason for decision in world.run(200)]
+        seen = [batching(decision).reason for decision in world.run(60)]
         assert BatchReason.BLACKLISTED in seen
         assert len(world.rollouts) == 2
         world.at += DAY_S  # and the same on the next day
-        assert BatchReason.BLACKLISTED in [batching(decision).reason for decision in world.run(200)]
+        assert BatchReason.BLACKLISTED in [batching(decision).reason for decision in world.run(60)]
         assert len(world.rollouts) == 2
         world.template = replace(world.template, print="another image")
         assert begun(world).limits.max_num_seqs == 1024

@@ -540,7 +540,7 @@ def test_a_note_is_open_while_the_template_is_as_it_says() -> None:
 # --- what always holds ----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     per_day=st.integers(0, 3),
     fates=st.lists(st.sampled_from(["crash", "worse", "better", "stuck", "image", "restart", "note"]), max_size=6),
