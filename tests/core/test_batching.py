@@ -20,6 +20,7 @@ from autoscaler.core.batching import (
     unstartable,
     worst_met,
 )
+from autoscaler.core.model import MIN_ROWS, new_model
 from autoscaler.core.policy import (
     Approval,
     BatchingMode,
@@ -31,6 +32,7 @@ from autoscaler.core.policy import (
     ReplicaBounds,
     Slo,
     Slos,
+    StepTime,
     TargetRef,
 )
 from autoscaler.core.tuning import FORGIVEN_S, LEFT_ALONE_AFTER, RETELL_S, Reverted, Trial, clipped, obeys
@@ -344,6 +346,23 @@ def test_a_storm_is_seen_before_it_is_counted() -> None:
     assert measured.preemptions == pytest.approx(70.0 - 10.0)
 
 
+@pytest.mark.parametrize(
+    ("cp", "relieved"),
+    [
+        # 1 preemption a second of 0.97 x 20480 / 30 = 662 tokens.
+        pytest.param(60e-6, False, id="4 % of the time"),
+        pytest.param(310e-6, True, id="21 % of the time"),
+    ],
+)
+def test_a_storm_that_costs_little_is_left_to_replicas(cp: float, relieved: bool) -> None:
+    world = a_world(**STORM)
+    model = new_model(StepTime(cp=cp), world.at)
+    world.state = replace(world.state, model=replace(model, rows=MIN_ROWS, at=world.at + 3600.0))
+    decision = until(world, LOWER, BatchReason.NEEDS_REPLICAS)
+    assert (batching(decision).reason is LOWER) is relieved
+    assert "% of the time to compute them anew" in batching(decision).detail
+
+
 def test_what_is_of_no_use_is_taken_back_twice_and_then_left() -> None:
     world = a_world(**STORM)
     for _ in range(2):
@@ -444,6 +463,18 @@ class Late:
             if batching(decision).reason in reasons:
                 return decision
         raise AssertionError(f"none of {reasons}")
+
+
+def test_what_could_not_show_is_not_judged() -> None:
+    # Nobody asks any more: no token comes after a shorter step, nor after a longer one.
+    world = Late(a_world(running=8.0, itl_s=0.05))
+    moved(world.until(BUDGET))
+    world.world.set(running=0.0, token_rate=0.0, request_rate=0.0, prompt_rate=0.0)
+    world.share = 0.0
+    decision = world.until(BatchReason.KEPT, BatchReason.REVERTED)
+    assert batching(decision).reason is BatchReason.KEPT
+    assert "too little is known" in batching(decision).detail
+    assert world.world.state.tuning.reverted == ()
 
 
 def test_no_fewer_tokens_than_sequences() -> None:
