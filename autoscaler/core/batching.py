@@ -46,7 +46,7 @@ KV_BLOCKED = 0.95
 WASTEFUL = 0.20
 """Preemptions per finished request from which they are worth a lower limit: one of five is computed twice."""
 MIN_FINISHED = 20.0
-DEAR = 0.10
+DEAR = 0.20
 """Share of the engines' time that goes into computing preempted requests anew, below which a queue costs more."""
 QUEUED = 0.5
 """Waiting requests of an engine, on average, from which on there is a queue."""
@@ -652,9 +652,17 @@ def cool_down(scene: Scene) -> Batching | None:
 
 
 def climb_back(scene: Scene) -> Batching | None:
-    """Run more sequences again, step by step, once the card's memory is not short any more."""
+    """Run more sequences again, step by step, once what they were fewer for is over: the card's memory was short, or
+    preemptions were relieved while replicas moved, which nothing has judged.
+    """
     held_from, cap = scene.tuning.held_from, scene.fleet.limits.max_num_seqs or 1
     if held_from is None or held_from <= cap or scene.must_not_grow:
+        return None
+    measured, moved_at = scene.measured, scene.tuning.moved_at
+    if measured is not None and (measured.kv_usage or 0.0) >= KV_SLACK and measured.waiting >= QUEUED:
+        return None
+    # Those that were let in last are to have shown what of the cache they take.
+    if moved_at is not None and scene.at - moved_at < scene.lifetime_s:
         return None
     tokens = scene.fleet.limits.max_num_batched_tokens or math.inf
     wanted = scene.with_sequences(min(held_from, max(cap + 1, UP * cap), tokens))

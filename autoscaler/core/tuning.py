@@ -87,7 +87,8 @@ class Tuning:
         trial: what is being tried.
         reverted: what was taken back.
         told: of pods that were told something.
-        held_from: the sequences before the card's memory was short; None while it was not, or they are back.
+        held_from: the sequences before the card's memory was short, or before a relief from preemptions that
+            nothing has judged; None without one, or when they are back.
         bound, bound_since: what held the engines back at the last tick, and since when it does.
         still_since: since when no replica moves; None before the first tick.
         replicas, serving: as of the last tick.
@@ -181,7 +182,7 @@ def remember(settings: BatchingPolicy, tuning: Tuning, decision: Decision, outco
     if batching.standing is not None:
         tuning = replace(tuning, standing=batching.standing)
     if isinstance(decision.action, Hold):
-        return replace(tuning, trial=None) if batching.ended else tuning
+        return _without_trial(tuning, batching) if batching.ended else tuning
     if outcome is Outcome.SIMULATED:
         return replace(tuning, moved_at=at, settled_at=at + batching.settle_s, trial=None)
     if outcome is not Outcome.APPLIED:
@@ -208,6 +209,14 @@ def _rolled(tuning: Tuning, action: RollOut, outcome: Outcome, at: float) -> Tun
         return tuning
     recent = [one for one in tuning.rolled_at if at - one < DAY_S]
     return replace(tuning, rolled_at=(*recent, at), standing=None)
+
+
+def _without_trial(tuning: Tuning, batching: Batching) -> Tuning:
+    """Return the tuning after a trial that has ended; a relief that was not judged is to be undone in time."""
+    trial = tuning.trial
+    if trial is None or trial.reason is not BatchReason.LOWER_PREEMPTIONS or batching.reason is BatchReason.KEPT:
+        return replace(tuning, trial=None)
+    return replace(tuning, trial=None, held_from=tuning.held_from or trial.before.max_num_seqs)
 
 
 def _told(tuning: Tuning, action: SetBatching, batching: Batching, at: float) -> tuple[Told, ...]:
@@ -254,7 +263,8 @@ def moved_value(reason: BatchReason, limits: Limits) -> int:
 
 def _held_from(tuning: Tuning, batching: Batching, limits: Limits) -> int | None:
     """Return the sequences to go back to."""
-    if batching.reason is BatchReason.LOWER_MEMORY:
+    unjudged = batching.reason is BatchReason.LOWER_PREEMPTIONS and not batching.tried
+    if unjudged or batching.reason is BatchReason.LOWER_MEMORY:
         return tuning.held_from or batching.limits.max_num_seqs
     back = tuning.held_from is not None and (limits.max_num_seqs or 0) >= tuning.held_from
     return None if back else tuning.held_from

@@ -1,12 +1,12 @@
-"""The policy less one of its elements, beside the policy, on the same runs."""
+"""Variants of the policy beside the policy, on the same runs: less one of its elements, or with the batching limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from bench.contest.matches import Match, Row
+from bench.contest.matches import Match, Row, number
 from bench.contest.play import OURS
-from bench.contest.variants import ABLATIONS
+from bench.contest.variants import ABLATIONS, BATCHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,33 @@ def ablations(played: Sequence[Match]) -> list[Ablation]:
                     runs=sum(len(variant.entries) for _, variant, _ in pairs),
                 )
             )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """A match with the batching limits moved as well, beside the policy alone on the same seeds.
+
+    Args:
+        higher: the seeds that attained more with them. fewer: those that took fewer GPU-hours.
+    """
+
+    match: Match
+    moved: Row
+    alone: Row
+    higher: int
+    fewer: int
+
+
+def joint(played: Sequence[Match]) -> list[Joint]:
+    """Return the matches that both ran on."""
+    found = []
+    for match, moved, alone in (pair for match in played if (pair := _pair(match, BATCHING)) is not None):
+        runs = {entry.seed: entry for entry in alone.entries}
+        pairs = [(entry, runs[entry.seed]) for entry in moved.entries]
+        higher = sum(number(one, "attainment") > number(other, "attainment") for one, other in pairs)
+        fewer = sum(number(one, "gpu_hours") < number(other, "gpu_hours") for one, other in pairs)
+        found.append(Joint(match=match, moved=moved, alone=alone, higher=higher, fewer=fewer))
     return found
 
 

@@ -9,7 +9,7 @@ from string import Template
 
 from autoscaler.sim.profile import OVERHEAD
 from autoscaler.sim.profiles import profile
-from bench.contest.ablations import Ablation, Means, ablations
+from bench.contest.ablations import Ablation, Joint, Means, ablations, joint
 from bench.contest.front import EQUAL, Everywhere, everywhere, swept
 from bench.contest.matches import Match, Row, attained_percent, matches, number
 from bench.contest.picture import Point, pareto
@@ -48,6 +48,7 @@ def write(path: Path, entries: Sequence[Entry], *, law_final: bool = False) -> N
         targets="\n".join(_targets(targets(played))),
         everywhere="\n".join(_everywhere(everywhere(played))),
         ablations="\n".join(_ablations(ablations(played))),
+        joint="\n".join(_joint(joint(played))),
         tuning="\n".join(told(read_log(folder / "tune.jsonl"))),
         faults=_faults(folder / "faults.json"),
         losses=_losses(played),
@@ -314,6 +315,27 @@ def _ablations(found: Sequence[Ablation]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
     where = ", ".join(dict.fromkeys(name for one in found for name in one.matches))
     yield f"\nRuns are on so many of {where}; what is compared is the same runs of `{OURS}`, {_baseline(found)}."
+
+
+def _joint(found: Sequence[Joint]) -> Iterator[str]:
+    if not found:
+        yield "Not run."
+        return
+    yield "| trace | attainment % | with limits | GPU-hours | with limits | | attain more | take fewer GPU-hours |"
+    yield "|---" * 8 + "|"
+    for one in found:
+        seeds = len(one.moved.entries)
+        cells = (
+            one.match.name,
+            _down(one.alone.mean("attainment")),
+            _down(one.moved.mean("attainment")),
+            f"{one.alone.mean('gpu_hours'):.1f}",
+            f"{one.moved.mean('gpu_hours'):.1f}",
+            f"{100.0 * (_times(one.moved, one.alone) - 1.0):+.1f} %",
+            f"{one.higher} of {seeds}",
+            f"{one.fewer} of {seeds}",
+        )
+        yield "| " + " | ".join(cells) + " |"
 
 
 def _more(own: Means, ours: Means) -> str:

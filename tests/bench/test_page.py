@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.contest.ablations import ablations
+from bench.contest.ablations import ablations, joint
 from bench.contest.front import duel, duels, everywhere, our_front
 from bench.contest.matches import Match, attained_percent, matches
 from bench.contest.page import losses, preliminary, write
@@ -16,6 +16,7 @@ from bench.contest.picture import Point, pareto
 from bench.contest.results import Entry
 from bench.contest.searched import read_log, told
 from bench.contest.targets import Target, targets
+from bench.contest.variants import BATCHING
 from bench.oracle import THETAS
 from tests.bench.entries import ran
 
@@ -255,6 +256,19 @@ def test_an_ablation_is_held_against_the_same_runs() -> None:
     assert found.variant.reversals == pytest.approx(1.25)
 
 
+def test_joint_control_is_held_against_the_same_seeds_and_losses_are_counted() -> None:
+    entries = [
+        *(ran("ours", 0.99, 10.0, seed) for seed in range(3)),
+        *(ran(BATCHING, attained, hours, seed) for seed, (attained, hours) in enumerate([(0.995, 9.0), (0.98, 12.0)])),
+        ran("ours", 0.9, 4.0, trace="r1"),
+    ]
+    (found,) = joint(matches(entries))
+    assert (found.match.name, found.higher, found.fewer) == ("code-x1", 1, 1)
+    assert found.moved.mean("attainment") == pytest.approx(0.9875)
+    assert found.alone.mean("gpu_hours") == pytest.approx(10.0)
+    assert found.alone.seeds == {0, 1}
+
+
 def test_an_ablation_without_an_oracle_has_no_ratio() -> None:
     (found,) = ablations(matches([ran("ours", 0.99, 1.0), ran("ours by score", 0.99, 2.0)]))
     assert (found.variant.over, found.ours.over) == (None, None)
@@ -311,7 +325,7 @@ def test_the_whole_page(tmp_path: Path) -> None:
     ours = [ran("ours", 0.9915, 100.0, seed, quiet_gpu_hours=21.0) for seed in seeds]
     oracle = [ran("oracle", 0.99, 95.0, seed, settings={"theta": THETA}) for seed in seeds]
     sweep = [ran(DEAR, 0.999, 150.0, seed) for seed in seeds]
-    rest = [ran("ours by score", 0.98, 130.0), ran("kpa tuned", 0.995, 140.0)]
+    rest = [ran(BATCHING, 0.9925, 90.0), ran("ours by score", 0.98, 130.0), ran("kpa tuned", 0.995, 140.0)]
     shown = {"profile": "llama-3.1-70b-h100x4", "ttft_s": 2.0, "tpot_s": 0.2, "min": 1, "max": 9, "replicas": 2}
     entries = [
         dataclasses.replace(run, ground={**run.ground, **shown, "requests": 1_000})
@@ -324,6 +338,7 @@ def test_the_whole_page(tmp_path: Path) -> None:
     assert "code-x1 −65 %" in text  # 21 of 60 GPU-hours in the quiet hours
     assert "| by score | the score alone says how many | 98.00 |" in text
     assert f"| {DEAR}" not in text.partition("## Every setting")[0]
+    assert "| code-x1 | 99.15 | 99.25 | 100.0 | 90.0 | -10.0 % | 1 of 1 | 1 of 1 |" in text
     assert "| attainment of at least 99.0 %" in text
     picture = ElementTree.parse(tmp_path / "benchmark" / "code-x1.svg")
     assert "ours by score" not in {element.text for element in picture.iter()}
