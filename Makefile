@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal
 export HYPOTHESIS_PROFILE ?= default
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-fast lint format bench lock clean nightly bench-autoscaling bench-cluster cluster-tools test-cluster vllm-engines test-vllm
+.PHONY: help install demo demo-cluster test test-fast lint format bench lock clean nightly bench-autoscaling bench-cluster cluster-tools test-cluster vllm-engines test-vllm test-demonstrations
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -41,7 +41,10 @@ cluster-tools: ## Build the Kubernetes commands that the cluster tests run (seve
 	@tests/cluster/build-tools
 
 test-vllm: install vllm-engines ## Those against real vLLM servers, two at a time
-	$(PYTEST) -n 2 tests/vllm
+	$(PYTEST) -n 2 -m "not demonstration" tests/vllm
+
+test-demonstrations: install vllm-engines ## That the daemon finds limits of a real vLLM by itself (ten minutes)
+	$(PYTEST) -s -m demonstration tests/vllm
 
 vllm-engines: install ## Install CPU builds of vLLM for them (9 GB on disk, a minute or two, once a version)
 	@tests/vllm/install-engines

@@ -1,14 +1,22 @@
 """What the second actuator is worth on made workloads, replicas held: preemptions, ITL, TTFT, tokens a second.
 
     python -m bench batching [--minutes 20] [--seed 1]
+    python -m bench batching --vllm 0.32.0 [--windows 4]
 
 Each situation runs twice on the same requests: with the batching limits left alone, and moved. Of the second run what
 comes after half of the time counts, so that both are compared in the same state; so for the first.
+
+With `--vllm` two situations on a real server of that release (`make vllm-engines`), on this machine's CPU: the daemon
+finds limits, and then windows with and without them take turns, so that whatever else the machine does is in both.
 """
 
 import argparse
+import asyncio
+import statistics
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -31,6 +39,8 @@ from autoscaler.sim.front import Clients
 from autoscaler.sim.profile import Profile
 from autoscaler.sim.profiles import profile
 from autoscaler.sim.run import Setting, run
+from tests.vllm import demonstrations
+from tests.vllm.server import new_place
 
 REPLICAS = 2
 TWO_CORES = Profile(
@@ -171,13 +181,54 @@ def play(situation: Situation, batching: BatchingPolicy, minutes: float, seed: i
     )
 
 
+async def demonstrate(release: str, windows: int, console: Console) -> None:
+    """Let the daemon find limits on a real server, compare with none, and print it.
+
+    Raises: MissingEngineError; AssertionError, when a request fails.
+    """
+    table = Table("situation", "limits", "preemptions", "tokens/s", "ITL p99", "TTFT p50", "requests")
+    async with new_place(release) as place:
+        for name, play_on in demonstrations.DEMONSTRATIONS.items():
+            async with play_on(place) as scene:
+                with tempfile.TemporaryDirectory() as folder:
+                    found = await scene.find(await scene.window(), Path(folder))
+                for words in found.words():
+                    console.print(f"{name}: {words}", markup=False, soft_wrap=True)
+                moved = {key: value for key, value in asdict(found.limits).items() if value is not None}
+                both: dict[str, list[demonstrations.Came]] = {"left alone": [], "moved": []}
+                for _ in range(windows):
+                    for limits, came in both.items():
+                        await scene.server.moved(**(moved if limits == "moved" else {}))
+                        await scene.window()
+                        came.append(await scene.window())
+                        console.print(f"{name}, {limits}: {came[-1]}", markup=False, soft_wrap=True)
+            assert scene.problems() == []
+            requests = sum(len(one.streams) for one in scene.loads)
+            for limits, came in both.items():
+                table.add_row(
+                    name,
+                    limits,
+                    f"{sum(one.preemptions for one in came):.0f}",
+                    f"{sum(one.tokens for one in came) / sum(one.seconds for one in came):.0f}",
+                    f"{1000.0 * statistics.median(one.itl_s for one in came):.0f} ms" if scene.decodes else "",
+                    f"{statistics.median(one.ttft_s for one in came):.2f} s",
+                    f"{requests}, 0 failed",
+                )
+    console.print(table)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Play every situation twice, and print what came of it and what was moved."""
     parser = argparse.ArgumentParser(prog="python -m bench batching")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--vllm", metavar="RELEASE")
+    parser.add_argument("--windows", type=int, default=4)
     chosen = parser.parse_args(arguments)
     console = Console()
+    if chosen.vllm:
+        asyncio.run(demonstrate(chosen.vllm, chosen.windows, console))
+        return 0
     table = Table("situation", "limits", "preemptions", "tokens/s", "ITL p99", "TTFT p99", "attained")
     for situation in situations():
         moves: tuple[str, ...] = ()

@@ -106,7 +106,7 @@ def measure(tick: Tick, since: float, shortest_s: float) -> Measured | None:
         finished=finished,
         tokens_per_s=grew["generation_tokens"] / seconds,
         kv_usage=grew["kv_tokens"] / covered / (tokens / per_replica) if tokens else None,
-        sequence_tokens=(grew["prompt_tokens"] + grew["generation_tokens"]) / finished if finished > 0.0 else None,
+        sequence_tokens=sequence_tokens(tick, min(since, new.at - LIFETIME_WINDOW_S)),
         itl_s=_latency(old, new, "itl", tick.policy.slo.itl, tick.policy),
         itl_mean_s=grew["itl_sum"] / gaps if gaps > 0.0 else None,
         ttft_s=_latency(old, new, "ttft", tick.policy.slo.ttft, tick.policy),
@@ -137,6 +137,21 @@ def lifetime_s(tick: Tick) -> float | None:
         new.sums[SUMS[name]] - old.sums[SUMS[name]] for name in ("running", "requests_finished", "ticks")
     )
     return running / ticks * (new.at - old.at) / finished if finished > 0.0 and ticks > 0.0 else None
+
+
+def sequence_tokens(tick: Tick, since: float) -> float | None:
+    """Return the tokens of a request, prompt and answer, on average since then; None where none has ended.
+
+    What is computed and what has ended are of the same requests only over some lifetimes: in the first of a storm
+    tokens come, and few requests end.
+    """
+    rows, times = tick.state.rows, tick.state.times
+    old, new = rows[max(row_at(times, since), 0)], rows[-1]
+    prompts, answers, finished = (
+        new.sums[SUMS[name]] - old.sums[SUMS[name]]
+        for name in ("prompt_tokens", "generation_tokens", "requests_finished")
+    )
+    return (prompts + answers) / finished if finished > 0.0 else None
 
 
 def _running(rows: Sequence[FleetRow], index: int) -> float:

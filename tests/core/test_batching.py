@@ -334,6 +334,14 @@ def test_a_storm_is_relieved_at_once_and_kept() -> None:
     assert world.told == {uid: replace(CEILING, max_num_seqs=seqs) for uid in world.engines}
 
 
+def test_in_a_storm_a_request_is_as_long_as_before() -> None:
+    # Tokens come, and hardly a request ends: 2500 tokens a request in the window, 1213 in two minutes.
+    world = a_world(**STORM | {"request_rate": 0.05, "preemption_rate": 0.0})
+    world.run(3)
+    world.set(preemption_rate=1.0)
+    assert moved(until(world, LOWER)).max_num_seqs == 15
+
+
 def test_a_storm_is_seen_before_it_is_counted() -> None:
     # vLLM counts a preemption when its request goes on: until then fewer run, and no more have ended.
     world = a_world(kv=0.97, waiting=5.0, running=60.0)

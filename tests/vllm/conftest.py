@@ -17,9 +17,10 @@ RELEASES = tuple(sorted(pins.stem for pins in (HERE / "engines").glob("*.txt")))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Make the markers known."""
     config.addinivalue_line("markers", "vllm: runs real vLLM servers")
     config.addinivalue_line("markers", "newest: on the newest release only")
+    config.addinivalue_line("markers", "demonstration: takes minutes, by make test-demonstrations")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,8 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-
-import httpx
+from itertools import pairwise
 
 from tests.vllm.server import VllmServer, completion
 
@@ -19,14 +18,15 @@ class Stream:
     """One request.
 
     Args:
-        first_at, last_at: when its first and last token came; None while they have not [s].
-        tokens: how many came.
+        sent_at: when it was sent [s].
+        came_at: when each piece came, mostly one token.
+        tokens: how many came, by the server's count at the end.
         problem: why it is no good, once it has ended.
     """
 
     output: int
-    first_at: float | None = None
-    last_at: float | None = None
+    sent_at: float = field(default_factory=time.monotonic)
+    came_at: list[float] = field(default_factory=list)
     tokens: int = 0
     ended: bool = False
     problem: str | None = None
@@ -34,7 +34,7 @@ class Stream:
     @property
     def runs(self) -> bool:
         """Return whether it surely holds a place in the batch."""
-        return self.first_at is not None and not self.ended
+        return bool(self.came_at) and not self.ended
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +51,18 @@ class Load:
     def running(self) -> list[Stream]:
         """Return those that surely run."""
         return [stream for stream in self.streams if stream.runs]
+
+    def gaps(self, since: float) -> list[float]:
+        """Return the times between two pieces of a stream that came since then [s]."""
+        return [
+            then - before for stream in self.streams for before, then in pairwise(stream.came_at) if before >= since
+        ]
+
+    def first_tokens(self, since: float) -> list[float]:
+        """Return how long the first token took, of those that were sent since then and have one [s]."""
+        return [
+            stream.came_at[0] - stream.sent_at for stream in self.streams if stream.came_at and stream.sent_at >= since
+        ]
 
     def problems(self) -> list[str]:
         """Return what went wrong, of all that have ended."""
@@ -81,31 +93,52 @@ class Load:
 
 
 async def send(server: VllmServer, stream: Stream, request: dict[str, object]) -> None:
-    """Send one request and read its stream to the end."""
-    request |= {"stream": True, "stream_options": {"include_usage": True}}
+    """Send one request and read its stream to the end.
+
+    Without a client library: a client's own work on each token is not to slow down a server on the same cores.
+    """
     try:
-        async with server.client.stream("POST", "/v1/completions", json=request) as answer:
-            if answer.status_code != httpx.codes.OK:
-                stream.problem = f"{answer.status_code}: {(await answer.aread()).decode()}"
-            async for line in answer.aiter_lines():
-                read(stream, line)
-    except httpx.HTTPError as error:
+        async for line in answer_to(server, request | {"stream": True, "stream_options": {"include_usage": True}}):
+            read(stream, line)
+    except OSError as error:
         stream.problem = repr(error)
     stream.ended = True
     if stream.problem is None and stream.tokens != stream.output:
         stream.problem = f"{stream.tokens} of {stream.output} tokens"
 
 
-def read(stream: Stream, line: str) -> None:
-    """Take one line of a stream of server-sent events."""
-    if not line.startswith("data: {"):
+async def answer_to(server: VllmServer, request: dict[str, object]) -> AsyncIterator[bytes]:
+    """Yield the lines of an answer, those of the protocol too, on a connection of its own."""
+    url, body = server.client.base_url, json.dumps(request).encode()
+    head = {
+        "Host": url.netloc.decode(),
+        "Authorization": server.client.headers["Authorization"],
+        "Content-Type": "application/json",
+        "Content-Length": len(body),
+        "Connection": "close",
+    }
+    lines = ["POST /v1/completions HTTP/1.1", *(f"{name}: {value}" for name, value in head.items()), "", ""]
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        writer.write("\r\n".join(lines).encode() + body)
+        await writer.drain()
+        while line := await reader.readline():
+            yield line
+    finally:
+        writer.close()
+
+
+def read(stream: Stream, line: bytes) -> None:
+    """Take one line of an answer: its status, or a server-sent event, which vLLM sends in one chunk."""
+    if line.startswith(b"HTTP/1.1 ") and not line.startswith(b"HTTP/1.1 200 "):
+        stream.problem = line.decode().strip()
+    if not line.startswith(b"data: {"):
         return
-    event = json.loads(line.removeprefix("data: "))
+    event = json.loads(line.removeprefix(b"data: "))
     if "error" in event:
         stream.problem = str(event["error"])
     if event.get("choices"):
-        stream.last_at = time.monotonic()
-        stream.first_at = stream.first_at or stream.last_at
+        stream.came_at.append(time.monotonic())
     if event.get("usage"):
         stream.tokens = event["usage"]["completion_tokens"]
 

@@ -29,6 +29,14 @@ POLL_S = 0.2
 LIMITS = "/v1/autoscaler/limits"
 # From here on a release loads endpoint plugins; before, the route is a middleware.
 WITHOUT_ENDPOINTS = frozenset({"0.24.0"})
+ASK_FOR_TILES = """
+import ctypes
+
+ctypes.CDLL(None).syscall(158, 0x1023, 18)  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+"""
+"""Linux lets a process use AMX tiles once it has asked. vLLM's attention uses them where there are any, and leaves the
+asking to oneDNN's matrix products, which PyTorch's ordinary build does not call first. Without AMX nothing comes of it.
+"""
 
 
 class MissingEngineError(Exception):
@@ -54,6 +62,7 @@ class Start:
         blocks: of KV cache; a CPU's have 128 tokens. None leaves it to the engine: as many as a gigabyte holds.
         plugin: whether it is on PYTHONPATH, and named.
         arguments, variables: more of both.
+        max_model_len: tokens of the longest request.
         pod: whose emptyDir it has. The same again is the same pod with a restarted container.
         host, port: where it listens, as on a pod's own address in 127.0.0.0/8; port 0 takes a free one.
     """
@@ -61,6 +70,7 @@ class Start:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     blocks: int | None = 64
+    max_model_len: int = 2048
     plugin: bool = True
     arguments: Sequence[str] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -86,6 +96,11 @@ class Place:
         """Return the folder that the init container fills."""
         return self.home / "plugins"
 
+    @property
+    def site(self) -> Path:
+        """Return the folder of what every process of a server does first."""
+        return self.home / "site"
+
     def state(self, pod: str = "pod") -> Path:
         """Return the folder that the plugin writes to."""
         return self.home / "state" / pod
@@ -100,6 +115,8 @@ async def new_place(release: str) -> AsyncIterator[Place]:
         await run(str(python), str(HERE / "tiny_model.py"), str(place.model))
         command = "from autoscaler.cli import main; main()"
         await run(sys.executable, "-c", command, "plugin-install", str(place.plugins))
+        place.site.mkdir()
+        (place.site / "sitecustomize.py").write_text(ASK_FOR_TILES)
         yield place
 
 
@@ -119,6 +136,10 @@ class VllmServer:
         self.client = client
         self.process = process
         self.log = log
+
+    def last_words(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-4000:]
 
     async def metrics(self) -> dict[str, float]:
         """Return the samples of its page without `_created`, by name; buckets have their bound behind it."""
@@ -169,7 +190,8 @@ async def running_server(place: Place, start: Start | None = None) -> AsyncItera
             start_new_session=True,
         )
     headers = {"Authorization": f"Bearer {API_KEY}", "X-Autoscaler-Token": TOKEN}
-    many = httpx.Limits(max_connections=None)
+    # vLLM closes a connection five seconds after its last answer, which a busy client may not have read yet.
+    many = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     try:
         async with httpx.AsyncClient(
             base_url=f"http://{start.host}:{port}", headers=headers, limits=many, timeout=START_LIMIT_S, trust_env=False
@@ -182,11 +204,12 @@ async def running_server(place: Place, start: Start | None = None) -> AsyncItera
 
 
 def command_of(place: Place, start: Start, port: int) -> list[str]:
-    """Return the command line of a server. It yields to whatever else this machine does."""
+    """Return the command line of a server."""
     python = environment(place.release) / "venv" / "bin" / "python"
-    command = ["nice", "-n", "5", str(python), "-m", "vllm.entrypoints.openai.api_server"]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--host", start.host, "--port", str(port), "--api-key", API_KEY]
-    command += ["--model", str(place.model), "--served-model-name", MODEL, "--max-model-len", "2048"]
+    command += ["--model", str(place.model), "--served-model-name", MODEL]
+    command += ["--max-model-len", str(start.max_model_len)]
     command += [
         "--max-num-seqs",
         str(start.max_num_seqs),
@@ -204,21 +227,23 @@ def command_of(place: Place, start: Start, port: int) -> list[str]:
 def variables_of(place: Place, start: Start) -> dict[str, str]:
     """Return the environment of a server: nothing of the network, and its caches beside the release."""
     cache = environment(place.release) / "cache"
-    cores = sorted(os.sched_getaffinity(0))[:2]
     variables = {
         "PATH": os.environ["PATH"],
         "HOME": str(place.home),
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
+        # One thread, wherever a core is free: several wait for each other at every turn, on cores that others use.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(cache / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
+        "PYTHONPATH": str(place.site),
     }
     if start.plugin:
         variables |= {
-            "PYTHONPATH": str(place.plugins),
+            "PYTHONPATH": f"{place.plugins}{os.pathsep}{place.site}",
             "VLLM_PLUGINS": "autoscaler",
             "AUTOSCALER_PLUGIN_DIR": str(place.state(start.pod)),
             "AUTOSCALER_PLUGIN_TOKEN": TOKEN,
@@ -227,19 +252,20 @@ def variables_of(place: Place, start: Start) -> dict[str, str]:
 
 
 async def ready(server: VllmServer) -> None:
-    """Wait until a server answers, and warm it up. Raises: RuntimeError, with the end of its log, when it ends."""
+    """Wait until a server answers, and warm it up. Raises: RuntimeError, with the end of its log, when it does not."""
     async with asyncio.timeout(START_LIMIT_S):
         while True:
             if server.process.returncode is not None:
-                words = server.log.read_text(encoding="utf-8", errors="replace")
-                raise RuntimeError(f"vLLM ended with {server.process.returncode}: {words[-4000:]}")
+                raise RuntimeError(f"vLLM ended with {server.process.returncode}: {server.last_words()}")
             try:
                 if (await server.client.get("/health")).status_code == httpx.codes.OK:
                     break
             except httpx.TransportError:
                 pass
             await asyncio.sleep(POLL_S)
-    (await server.client.post("/v1/completions", json=completion(4, 2))).raise_for_status()
+    answer = await server.client.post("/v1/completions", json=completion(4, 2))
+    if answer.status_code != httpx.codes.OK:
+        raise RuntimeError(f"vLLM answered {answer.status_code}: {server.last_words()}")
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

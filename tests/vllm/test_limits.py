@@ -6,11 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.vllm.daemon import left_alone
 from tests.vllm.load import Load, load, until_ended
 from tests.vllm.server import LIMITS, TOKEN, WITHOUT_ENDPOINTS, Place, Start, VllmServer, running_server
 
@@ -188,7 +190,9 @@ class Own(Scheduler):
 """
 
 
-async def test_a_scheduler_of_its_own_is_left_alone_and_the_naive_change_would_kill_it(place: Place) -> None:
+async def test_a_scheduler_of_its_own_is_left_alone_and_the_naive_change_would_kill_it(
+    place: Place, tmp_path: Path
+) -> None:
     (place.plugins / "own_schedule.py").write_text(OWN_SCHEDULE)
     naive = place.home / "naive"
     start = Start(arguments=("--scheduler-cls", "own_schedule.Own"), variables={"NAIVE": str(naive)})
@@ -198,6 +202,7 @@ async def test_a_scheduler_of_its_own_is_left_alone_and_the_naive_change_would_k
         answer = await server.put(1000, max_num_seqs=3)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "passive")
         assert "the limits are not moved" in server.log.read_text(errors="replace")
+        assert "passive: other_scheduler" in await left_alone(server, tmp_path)
         async with load(server, 12) as traffic:
             await traffic.until_sent(24)
             assert traffic.problems() == []

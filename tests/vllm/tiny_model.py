@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, VOCABULARY, LONGEST, SEED = 256, 512, 2, 4, 2, 1024, 4096, 0
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, VOCABULARY, LONGEST, SEED = 256, 512, 2, 4, 2, 1024, 16384, 0
 HEAD = HIDDEN // HEADS  # a multiple of 32, as the attention kernels of a CPU want it
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 ROLE_OPEN, ROLE_CLOSE = "<|role|>", "<|end|>"
