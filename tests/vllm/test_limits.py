@@ -63,8 +63,10 @@ async def cap_is_obeyed(server: VllmServer, traffic: Load) -> dict[str, float]:
 async def budget_is_obeyed(server: VllmServer, traffic: Load) -> None:
     """Lower the token budget under load and raise it again: tokens a step say what held.
 
-    vLLM counts a prompt when its last token is computed, so that whole prompts may be counted late: 16 of them.
+    vLLM counts a prompt when its last token is computed, so that whole prompts may be counted late: 16 of them. And the
+    page is behind the steps when its server is busy: over many of them that is little.
     """
+    enough_steps = 1000
 
     async def tokens() -> float:
         page = await server.metrics()
@@ -84,12 +86,12 @@ async def budget_is_obeyed(server: VllmServer, traffic: Load) -> None:
         last_token, last_step = await tokens(), await steps()
         return (last_token - first_token) / (last_step - first_step)
 
-    late = 16 * traffic.prompt / 150
+    late = 16 * traffic.prompt / enough_steps
     state = await server.moved(max_num_batched_tokens=20)
     assert state["engines"][0]["effective"]["max_num_batched_tokens"] == 20
-    assert await tokens_in(150) <= 20 + late
+    assert await tokens_in(enough_steps) <= 20 + late
     await server.moved()
-    assert await tokens_in(150) > 20 + late
+    assert await tokens_in(enough_steps) > 20 + late
 
 
 async def test_limits_move_under_load_and_no_request_fails(
