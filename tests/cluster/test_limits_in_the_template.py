@@ -3,30 +3,21 @@
 Its pods have no plugin, and no engine either: they crash above a number of sequences, or serve.
 """
 
-import asyncio
-import signal
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from autoscaler.actuators.rollout import RIGHTS as ROLLS
-from autoscaler.core.arguments import read_engine
 from autoscaler.core.note import NOTE, Note, Phase, read_note
 from autoscaler.testbed.api import Json
-from tests.cluster.daemon import Daemon, running_daemon, total
-from tests.cluster.manifests import Place, Pool, address_of, deployment, grant, is_ready, policy
+from tests.cluster.crowd import ARGS, crowded, engines
+from tests.cluster.daemon import Daemon, total
+from tests.cluster.manifests import Place, Pool, grant
 from tests.cluster.site import DEPLOYED, ROLLOUT, SCALE_WRITE, Site, granted, site_of
 
 (TEMPLATE_WRITE,) = ROLLS
-SURGE = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-ARGS = ("--max-num-seqs", "16", "--max-num-batched-tokens=2048", "--api-key", "not-to-be-told")
 RAISED = ("--max-num-seqs", "32", *ARGS[2:])
-QUICK = """\
-  batching: {mode: auto, rollout: {perDay: 1, after: 3s}, window: 3s, observe: 2s, maxObserve: 3s}
-"""
 
 
 @pytest.fixture
@@ -34,39 +25,6 @@ async def rolling(place: Place, tmp_path: Path) -> Site:
     """Return a namespace with an account that has the rights of the live overlay and of the component."""
     await grant(place, DEPLOYED | granted(ROLLOUT), "subject")
     return await site_of(place, "subject", tmp_path)
-
-
-def engines(pool: Pool, **fake: object) -> Json:
-    return deployment(pool=pool.label, strategy=SURGE, args=ARGS, fake={"backoff-seconds": 1, **fake})
-
-
-def rules(site: Site, folder: Path) -> Path:
-    return policy(folder, site.place.plane, site.place.namespace, replicas="{min: 2, max: 2}", more=QUICK)
-
-
-async def crowd(place: Place) -> None:
-    """Keep every ready pod as full as it may be, with more that wait, again and again, for ever."""
-    async with httpx.AsyncClient() as client:
-        while True:
-            for pod in filter(is_ready, await place.list_pods()):
-                limit = read_engine(pod["spec"]["containers"][0]["args"]).limits.max_num_seqs or 0
-                load = {"running": limit, "waiting": 10, "kv": 0.4, "rps": 5}
-                with suppress(httpx.TransportError):  # gone meanwhile
-                    await client.post(f"http://{address_of(place.plane, pod)}/fake", json=load)
-            await asyncio.sleep(0.2)
-
-
-@asynccontextmanager
-async def crowded(site: Site, folder: Path, *arguments: str) -> AsyncIterator[Daemon]:
-    """Run the daemon while requests queue."""
-    load = asyncio.create_task(crowd(site.place))
-    try:
-        async with running_daemon(site.kubeconfig, rules(site, folder), *arguments) as daemon:
-            yield daemon
-            assert await daemon.end(signal.SIGTERM) == 0
-    finally:
-        load.cancel()
-        await asyncio.gather(load, return_exceptions=True)
 
 
 async def until(daemon: Daemon, reason: str, **fields: object) -> Json:
@@ -100,7 +58,7 @@ async def test_c114_a_value_with_which_new_pods_crash_is_taken_back_once_and_for
     rolling: Site, pool: Pool, tmp_path: Path
 ) -> None:
     place = rolling.place
-    await place.create(engines(pool, **{"most-seqs": 16}))
+    await place.create(engines(pool.label, **{"most-seqs": 16}))
     old = await place.until_ready(2)
     async with crowded(rolling, tmp_path) as daemon:
         url = await daemon.url()
@@ -134,7 +92,7 @@ async def test_c120_a_value_that_serves_is_applied_once_all_pods_have_it_and_kep
     rolling: Site, pool: Pool, tmp_path: Path
 ) -> None:
     place = rolling.place
-    await place.create(engines(pool))
+    await place.create(engines(pool.label))
     old = await place.until_ready(2)
     async with crowded(rolling, tmp_path) as daemon:
         await until(daemon, "raise_sequences", action="roll_out", outcome="applied")
@@ -157,14 +115,14 @@ async def test_c119_a_template_that_somebody_applies_is_left_alone_and_a_dry_run
     rolling: Site, pool: Pool, tmp_path: Path
 ) -> None:
     place = rolling.place
-    await place.create(engines(pool))
+    await place.create(engines(pool.label))
     await place.until_ready(2)
     before = await place.read()
     async with crowded(rolling, tmp_path, "--dry-run") as daemon:
         would = await until(daemon, "raise_sequences", action="roll_out", outcome="simulated")
         assert would["wanted"] == "seqs 32, tokens 2048"
         await until(daemon, "rollout_budget")
-    await place.apply(engines(pool))
+    await place.apply(engines(pool.label))
     async with crowded(rolling, tmp_path) as daemon:
         owned = await until(daemon, "template_owned")
         assert owned["detail"].endswith("(field manager of the arguments) would undo it")
