@@ -34,9 +34,9 @@ class Ablation:
 
 
 def ablations(played: Sequence[Match]) -> list[Ablation]:
-    """Return those that ran beside the policy, in the order of the table of variants."""
+    """Return those that ran beside the policy, in their order; that of the batching limits has its own table."""
     found = []
-    for name in ABLATIONS:
+    for name in filter(BATCHING.__ne__, ABLATIONS):
         pairs = [pair for match in played if (pair := _pair(match, name)) is not None]
         if pairs:
             found.append(
